@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <span>
+#include <vector>
 
 #include <cynosure/decision.hpp>
 #include <cynosure/export.hpp>
@@ -33,7 +34,7 @@ struct PartialStep {
 
 /// All rows in force for these settings, in table order; an Outcome's masks index them.
 [[nodiscard]] CYNOSURE_API std::vector<Rule> rule_table(Settings settings = {});
-/// Every length fact that rows and policies of these settings can ask, for any features; deduplicated.
-[[nodiscard]] CYNOSURE_API std::vector<LengthFact> length_facts(Settings settings = {});
+/// Every length fact that rows and policy can ask about a call with these features, in table order, without repeats.
+[[nodiscard]] CYNOSURE_API std::vector<LengthFact> length_facts(const Features& features, Settings settings, const Device& device);
 
 }  // namespace cynosure

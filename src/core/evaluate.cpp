@@ -294,4 +294,13 @@ PartialStep evaluate_partial(const Features& features, Settings settings, const 
   return step;
 }
 
+std::vector<LengthFact> length_facts(const Features& features, Settings settings, const Device& device) {
+  const PartialLengths oracle({});
+  const LengthFacts<PartialLengths> facts(oracle);
+  const Call<PartialLengths> call = make_call(features, settings, device, facts);
+  static_cast<void>(evaluate_rows(call));
+  static_cast<void>(choose_order(call));
+  return oracle.open();
+}
+
 }  // namespace cynosure

@@ -49,11 +49,10 @@ constexpr bool plain_tensor(const auto& c) {
 }
 
 // ---- layout -----------------------------------------------------------------------------------------------------
-/// TransformerEngine's "thd" in its Python stages: the combined format is exactly thd. Without a KV cache it looks at
-/// the first part of the layout only, in which "paged" hides the format.
+/// TransformerEngine's "thd" in its Python stages: the combined format is exactly thd. Without a KV cache it takes a
+/// mixed layout, paged ones included, for its q format.
 constexpr bool thd(const auto& c) {
-  return c.f.kv_cache == KvCache::none ? (c.layout.q == Format::thd && c.layout.group != LayoutGroup::paged)
-                                       : (c.layout.q == Format::thd && c.layout.kv == Format::thd);
+  return c.layout.q == Format::thd && (c.f.kv_cache == KvCache::none || c.layout.kv == Format::thd);
 }
 /// The format both q and kv have, as cuDNN's probe derives it.
 constexpr bool both(const auto& c, Format format) { return c.layout.q == format && c.layout.kv == format; }

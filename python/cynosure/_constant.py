@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the core is called from code that torch may be tracing, without importing torch.
+
+Rules, each learnt by trying on torch 2.11 and 2.15 (tests/python/test_trace*.py):
+
+* every call into the native module goes through a Python function marked `constant`, with None, bool, int, str, bytes,
+  tuples, dtypes and types in, and None, int, str, bytes and tuples out. Never an enum or an object out: torch 2.15
+  hands back the function itself instead of an enum.
+* an int that must be static goes through `operator.index`; a float only through a comparison, `True if p != 0 else False`.
+* marked functions return an error as text, and the traced code raises it: an exception inside would change its type.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def constant(function: _F) -> _F:
+    """Marks a function whose result torch's tracer may take as a constant: `torch.compiler.assume_constant_result`."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def compiling() -> bool:
+    """True while torch traces the caller; False where torch is not even imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decision: the chosen backend, and the verdict with every reason on each of the others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from cynosure import _core
+from cynosure._constant import constant
+from cynosure._core import Backend
+from cynosure.backend import BACKENDS
+from cynosure.device import Device, device_of_key
+from cynosure.problem import Problem, problem_of_key
+from cynosure.settings import Settings, settings_of_word
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A change that removes a reason, verified by selecting again with it."""
+
+    text: str
+    makes_eligible: bool  # alone; otherwise other reasons remain
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One rule that fired against one backend."""
+
+    backend: Backend
+    rule: str
+    way: str  # switched_off, not_installed, not_built or not_eligible
+    actual: tuple[tuple[str, str], ...]
+    required: str
+    evidence: str
+    undecided: bool
+    fix: Fix | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {
+            "rule": self.rule,
+            "way": self.way,
+            "actual": dict(self.actual),
+            "required": self.required,
+            "evidence": self.evidence,
+            "undecided": self.undecided,
+            "fix": None if self.fix is None else {"text": self.fix.text, "makes_eligible": self.fix.makes_eligible},
+        }
+
+
+@constant
+def _explain_text(key: bytes, lengths: Any, word: int, device: bytes, answers: tuple[bool | None, ...] | None) -> str:
+    from cynosure.explain import explanation_text
+
+    return explanation_text(decision_of(key, lengths, word, device, answers))
+
+
+def decision_of(
+    key: bytes, lengths: tuple[int, int, int] | None, word: int, device: bytes, answers: tuple[bool | None, ...] | None
+) -> Decision:
+    """The decision these packed values stand for; lengths are None where answers to length facts take their place."""
+    if answers is None:
+        assert lengths is not None
+        chosen, eligible = _core.outcome(key, *lengths, word, device)
+        return Decision(problem_of_key(key, *lengths), word, device, None, chosen, eligible)
+    native = _core.decide_partial(key, word, device, answers)
+    return Decision(problem_of_key(key, 0, 0, 0), word, device, answers, native.chosen, native.eligible)
+
+
+class Decision:
+    """What `select` returns.
+
+    Attributes:
+        backend: the chosen `Backend`, or None when none may run.
+        problem: the call.
+    """
+
+    def __init__(
+        self, problem: Problem, word: int, device: bytes, answers: tuple[bool | None, ...] | None, chosen: int, eligible: int
+    ) -> None:
+        self.backend = BACKENDS[chosen]
+        self.problem = problem
+        self._word = word
+        self._device = device
+        self._answers = answers  # of the length facts asked while tracing; None: the lengths are known
+        self._eligible = eligible
+
+    @property
+    def eligible(self) -> tuple[Backend, ...]:
+        """The backends that may run, in enum order."""
+        return tuple([backend for backend in BACKENDS[:-1] if self._eligible & (1 << backend)])  # type: ignore[misc, operator]
+
+    @property
+    def settings(self) -> Settings:
+        """The settings it was made with."""
+        return settings_of_word(self._word)
+
+    @property
+    def device(self) -> Device:
+        """The machine it is about."""
+        return device_of_key(self._device)
+
+    @property
+    def order(self) -> tuple[Backend, ...]:
+        """The eligible backends, best first."""
+        return tuple(Backend[name] for name in self._native().order())
+
+    @property
+    def ground(self) -> str:
+        """Why this order: the contract, the policy's row and its evidence."""
+        return str(self._native().ground())
+
+    @property
+    def reasons(self) -> dict[Backend, tuple[Reason, ...]]:
+        """Every reason against every backend; an eligible one has none."""
+        found: dict[Backend, list[Reason]] = {backend: [] for backend in Backend}
+        for row in self._native().reasons(True):
+            fix = row["fix"]
+            reason = Reason(
+                backend=Backend[row["backend"]],
+                rule=row["rule"],
+                way=row["way"],
+                actual=tuple(self._actual(row["actual"]).items()),
+                required=row["required"],
+                evidence=row["evidence"],
+                undecided=row["undecided"],
+                fix=None if fix is None or self._answers is not None else Fix(**fix),
+            )
+            found[reason.backend].append(reason)
+        return {backend: tuple(reasons) for backend, reasons in found.items()}
+
+    @property
+    def facts(self) -> tuple[tuple[str, bool | None], ...]:
+        """The length facts this decision rests on where lengths were symbolic; None: undecidable."""
+        if self._answers is None:
+            return ()
+        return tuple(_core.facts_of(self.problem.key, self._word, self._device, self._answers))
+
+    def remedy(self, backend: Backend | str) -> str | None:
+        """What it takes to make a backend eligible, verified; None where no way is known or none is needed."""
+        if self._answers is not None:
+            return None
+        result: str | None = self._native().remedy(Backend[backend].name if isinstance(backend, str) else backend.name)
+        return result
+
+    def explain(self) -> str:
+        """The table of verdicts and reasons as text. Works while torch traces, too."""
+        answers = self._answers
+        lengths = (self.problem.batch, self.problem.seqlen_q, self.problem.seqlen_k) if answers is None else None
+        return _explain_text(self.problem.key, lengths, self._word, self._device, answers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        return {
+            "backend": None if self.backend is None else self.backend.name,
+            "eligible": [backend.name for backend in self.eligible],
+            "order": [backend.name for backend in self.order],
+            "ground": self.ground,
+            "problem": self._actual(self.problem.to_dict()),
+            "device": self.device.to_dict(),
+            "settings": self.settings.to_dict(),
+            "facts": [list(fact) for fact in self.facts],
+            "reasons": {backend.name: [reason.to_dict() for reason in reasons] for backend, reasons in self.reasons.items()},
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> Decision:
+        """Reads `to_json`'s text back and verifies it: this release must decide the same."""
+        from cynosure.api import select
+
+        value = json.loads(text)
+        decision = select(
+            Problem.from_dict(value["problem"]), Device.from_dict(value["device"]), Settings.from_word(int(value["settings"]["word"], 0))
+        )
+        chosen = None if decision.backend is None else decision.backend.name
+        if chosen != value["backend"]:
+            raise ValueError(f"decision: this release chooses {chosen}, the text says {value['backend']}")
+        return decision
+
+    def call_text(self) -> str:
+        """The call in one line: the problem, with symbolic lengths shown as such."""
+        if self._answers is None:
+            return repr(self.problem)
+        facts = "; ".join(f"{fact}: {'unknown' if holds is None else 'yes' if holds else 'no'}" for fact, holds in self.facts)
+        return f"{self.problem!r} over symbolic lengths ({facts or 'no fact about them matters'})"
+
+    def _native(self) -> Any:
+        p = self.problem
+        if self._answers is None:
+            return _core.decide(p.key, p.batch, p.seqlen_q, p.seqlen_k, self._word, self._device)
+        return _core.decide_partial(p.key, self._word, self._device, self._answers)
+
+    def _actual(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Values with symbolic lengths shown as such."""
+        if self._answers is None:
+            return values
+        return {name: "symbolic" if name in ("batch", "seqlen_q", "seqlen_k") else value for name, value in values.items()}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Decision) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[Any, ...]:
+        lengths = self.problem if self._answers is None else (self.problem.key, self._answers)
+        return lengths, self._word, self._device
+
+    def __repr__(self) -> str:
+        chosen = None if self.backend is None else self.backend.name
+        return f"<Decision backend={chosen} eligible=({', '.join(backend.name for backend in self.eligible)})>"

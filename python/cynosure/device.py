@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device: what a machine is and has; this one, or any other by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import lru_cache
+from typing import Any
+
+from cynosure import _core
+from cynosure._constant import compiling, constant
+
+_FIELDS = frozenset(_core.device_dict(_core.default_device()))
+# What can run from this build. Kernels come with the operators; a build of core and command line alone has none.
+_BUILT: tuple[str, ...] = ()
+
+
+class Device:
+    """A machine by value. `Device.this()` detects this one; `Device.named("h200", cudnn="9.21.0")` describes another.
+
+    Args:
+        fields: device_kind ("cpu" or "cuda"), sm (compute capability times 10: 90), sm_count, cpu_isa, cudnn, flash2,
+            flash3, flash4, torch (versions as text, None: absent), built (backend names), interpreter.
+    """
+
+    __slots__ = ("key",)
+    key: bytes
+
+    def __init__(self, **fields: Any) -> None:
+        self.key = _core.pack_device(_core.default_device(), fields)
+
+    @classmethod
+    def this(cls, index: int | None = None) -> Device:
+        """This machine: its CUDA device of that index (None: the current one), or its CPU where it has none.
+
+        Lists as built only what this build of Cynosure can run.
+        """
+        return device_of_key(_detected_key(index))
+
+    @classmethod
+    def named(cls, name: str, **fields: Any) -> Device:
+        """A machine of the catalogue: a100, h100, h200, b200, b300, l40s, rtx5090, cpu, ...; all backends are built.
+
+        Args:
+            name: the machine, in any case.
+            fields: as for the constructor, over the catalogue's, which has the newest releases it knows.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"device: got {type(name).__name__}, expected a name: {_core.device_names()}")
+        return device_of_key(_core.pack_device(_core.named_device(name.lower()), fields))
+
+    def replace(self, **fields: Any) -> Device:
+        """The same machine with some fields changed."""
+        return device_of_key(_core.pack_device(self.key, fields))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name."""
+        fields: dict[str, Any] = _core.device_dict(self.key)
+        return fields
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Device:
+        """From `to_dict`'s fields, or some of them."""
+        return cls(**fields)
+
+    @classmethod
+    def from_json(cls, text: str) -> Device:
+        """From `to_json`'s text."""
+        try:
+            fields = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"device: not JSON: {error}") from None
+        if not isinstance(fields, dict):
+            raise ValueError(f"device: got {type(fields).__name__}, expected a JSON object")
+        return cls(**fields)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _FIELDS:
+            return _core.device_dict(self.key)[name]
+        raise AttributeError(f"Device has no field {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        default = _core.device_dict(_core.default_device())
+        stated = {name: value for name, value in self.to_dict().items() if value != default[name] or name == "device_kind"}
+        return f"Device({', '.join(f'{name}={value!r}' for name, value in stated.items())})"
+
+
+def device_of_key(key: bytes) -> Device:
+    """A Device around its packed form."""
+    device = object.__new__(Device)
+    device.key = key
+    return device
+
+
+@lru_cache(maxsize=64)
+def _key_of(index: int | None, isa: str | None) -> bytes:
+    from cynosure._detect import detect
+
+    found = detect()
+    fields: dict[str, Any] = {
+        "device_kind": "cpu",
+        "cpu_isa": found.cpu_isa if isa is None else isa,
+        "torch": found.torch.version,
+        "built": list(_BUILT),
+    }
+    if index is not None and not 0 <= index < len(found.gpus):
+        raise ValueError(f"device: got index {index}, expected one of the {len(found.gpus)} CUDA devices here")
+    if found.gpus:
+        gpu = found.gpus[index or 0]
+        fields.update(
+            device_kind="cuda",
+            sm=gpu.sm,
+            sm_count=gpu.sm_count,
+            cudnn=found.cudnn.version,
+            flash2=found.flash2.version,
+            flash3=found.flash3.version,
+            flash4=found.flash4.version,
+        )
+    key: bytes = _core.pack_device(_core.default_device(), fields)
+    return key
+
+
+def _detected_key(index: int | None) -> bytes:
+    return _key_of(index, os.environ.get("CYNOSURE_CPU_ISA"))
+
+
+@constant
+def _this_key_constant() -> bytes:
+    return _detected_key(None)
+
+
+_last: tuple[bytes | None, bytes] | None = None
+
+
+def this_key() -> bytes:
+    """The packed form of this machine. In traced code a constant; CYNOSURE_CPU_ISA is guarded with the settings."""
+    global _last
+    if compiling():
+        return _this_key_constant()
+    isa = os.environ._data.get(b"CYNOSURE_CPU_ISA")  # type: ignore[attr-defined]
+    if _last is None or _last[0] is not isa:
+        _last = (isa, _detected_key(None))
+    return _last[1]

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decision lines through Python's logging: CYNOSURE_LOG=decisions or =reasons, or NVTE_DEBUG=1 with NVTE_DEBUG_LEVEL.
+
+Nothing is logged unless asked for. While torch traces, lines come at trace time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+logger = logging.getLogger("cynosure")
+
+_MOST_REMEMBERED = 4096  # distinct decisions; forgotten when full, so that memory stays bounded
+_seen: set[Any] = set()
+_handler: logging.Handler | None = None
+
+
+def level() -> str | None:
+    """"decisions", "reasons" or None. NVTE_DEBUG * NVTE_DEBUG_LEVEL is 1 for decisions, more for reasons."""
+    asked = {part.strip() for part in os.environ.get("CYNOSURE_LOG", "").split(",")}
+    if "reasons" in asked:
+        return "reasons"
+    if "decisions" in asked:
+        return "decisions"
+    try:
+        product = int(os.environ.get("NVTE_DEBUG", "0")) * int(os.environ.get("NVTE_DEBUG_LEVEL", "0"))
+    except ValueError:  # refused with a message where settings are read
+        return None
+    return None if product == 0 else "decisions" if product == 1 else "reasons"
+
+
+def decided(key: bytes, lengths: tuple[int, int, int] | None, word: int, device: bytes, answers: Any) -> None:
+    """Logs a decision that is new to this process."""
+    wanted = level()
+    if wanted is None:
+        return
+    identity = (key, lengths, word, device, answers, wanted)
+    if identity in _seen:
+        return
+    if len(_seen) >= _MOST_REMEMBERED:
+        _seen.clear()
+    _seen.add(identity)
+    _install_handler()
+    from cynosure.decision import decision_of
+
+    decision = decision_of(key, lengths, word, device, answers)
+    chosen = "none" if decision.backend is None else decision.backend.name
+    eligible = ", ".join(backend.name for backend in decision.order) or "none"
+    logger.info("chose %s of %s for %s", chosen, eligible, decision.call_text())
+    if wanted == "reasons":
+        for backend, reasons in decision.reasons.items():
+            for reason in reasons:
+                actual = ", ".join(f"{name}={value}" for name, value in reason.actual)
+                logger.info("  %s not: %s (%s); required: %s", backend.name, reason.rule, actual, reason.required)
+
+
+def _install_handler() -> None:
+    """Lines to stderr, unless the host has set up logging itself."""
+    global _handler
+    if _handler is None and not logger.handlers and not logging.getLogger().handlers:
+        _handler = logging.StreamHandler()
+        _handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
+        logger.addHandler(_handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+
+
+_UNSET = object()
+_last: tuple[Any, ...] = (_UNSET,)
+_last_on = False
+
+
+def wanted_now() -> bool:
+    """Whether to log, for the eager path: four look-ups and a comparison."""
+    global _last, _last_on
+    get = os.environ._data.get  # type: ignore[attr-defined]
+    now = (get(b"CYNOSURE_LOG"), get(b"NVTE_DEBUG"), get(b"NVTE_DEBUG_LEVEL"))
+    if now != _last:
+        _last, _last_on = now, level() is not None
+    return _last_on

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TransformerEngine's question and answer: `get_attention_backend` over its AttentionParams record."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from operator import attrgetter, index
+from typing import Any
+
+from cynosure import _core, log
+from cynosure import device as _device
+from cynosure._constant import compiling, constant
+from cynosure.backend import FusedAttnBackend
+from cynosure.device import Device
+from cynosure.settings import current_word
+from cynosure.version import Version
+
+
+@dataclass
+class AttentionParams:
+    """TransformerEngine's record: its field names and defaults (all 35). Its own record object is taken as well."""
+
+    qkv_type: Any = "tensor"
+    qkv_dtype: Any = "bf16"
+    qkv_layout: str = "sbh3d"
+    batch_size: int = 1
+    num_heads: int = 16
+    num_gqa_groups: int = 16
+    max_seqlen_q: int = 128
+    max_seqlen_kv: int = 128
+    head_dim_qk: int = 64
+    head_dim_v: int = 64
+    attn_mask_type: str = "no_mask"
+    window_size: tuple[int, int] | None = None
+    bottom_right_diagonal: bool = True
+    alibi_slopes_shape: Any = None
+    core_attention_bias_type: str = "no_bias"
+    core_attention_bias_shape: str | None = "1hss"
+    core_attention_bias_requires_grad: bool = True
+    pad_between_seqs: bool = False
+    attention_dropout: float = 0.0
+    context_parallel: bool = False
+    cp_comm_type: str = "p2p"
+    cp_size: int = 1
+    deterministic: bool = False
+    is_training: bool = True
+    fp8: bool = False
+    fp8_meta: dict[str, Any] | None = None
+    inference_params: Any = None
+    softmax_type: str = "vanilla"
+    return_max_logit: bool = False
+    cuda_graph: bool = False
+    num_splits: int = 1
+    fp8_output: bool = False
+    checkpoint_core_attention: bool = False
+    has_score_mod: bool = False
+    has_score_mod_bprop: bool = False
+
+
+# (use_flash, flash version, use_fused, fused sub-backend, use_unfused, [flash, fused, unfused available])
+TeAnswer = tuple[bool, "Version | None", bool, "FusedAttnBackend | None", bool, "list[bool]"]
+
+_SUB_BACKENDS: tuple[FusedAttnBackend | None, ...] = (None, FusedAttnBackend.F16_arbitrary_seqlen, FusedAttnBackend.FP8)
+_RECIPES = {
+    "DelayedScaling": "delayed",
+    "Float8CurrentScaling": "current",
+    "MXFP8BlockScaling": "mxfp8",
+    "Float8BlockScaling": "block",
+    "NVFP4BlockScaling": "nvfp4",
+    "CustomRecipe": "custom",
+}
+_TENSOR_KINDS = {
+    "Tensor": "tensor",
+    "Float8Tensor": "float8",
+    "Float8TensorStorage": "float8_storage",
+    "MXFP8Tensor": "mxfp8",
+    "MXFP8TensorStorage": "mxfp8_storage",
+}
+
+# The fields that go to the core as they are, in the order in which _values takes them.
+_PLAIN = (
+    "core_attention_bias_type",
+    "core_attention_bias_shape",
+    "core_attention_bias_requires_grad",
+    "pad_between_seqs",
+    "context_parallel",
+    "cp_comm_type",
+    "is_training",
+    "softmax_type",
+    "return_max_logit",
+    "cuda_graph",
+    "fp8_output",
+    "checkpoint_core_attention",
+    "has_score_mod",
+    "has_score_mod_bprop",
+)
+_NUMBERS = ("num_heads", "num_gqa_groups", "head_dim_qk", "head_dim_v", "cp_size", "num_splits")
+
+
+def _dtype_name(dtype: Any) -> Any:
+    if isinstance(dtype, str):
+        return dtype
+    text = str(dtype)  # torch.bfloat16, or TransformerEngine's DType.kFloat8E4M3
+    return "float8_e4m3" if "E4M3" in text else text.removeprefix("torch.")
+
+
+def _kind_name(kind: Any) -> Any:
+    if isinstance(kind, str):
+        return kind
+    name = getattr(kind, "__name__", repr(kind))
+    if name == "Tensor" and not getattr(kind, "__module__", "").startswith("torch"):
+        return "other"
+    return _TENSOR_KINDS.get(name, "other")
+
+
+@constant
+def _pack(
+    kind: Any, dtype: Any, layout: Any, mask: Any, window: Any, diagonal: Any, slopes: int | None, dropout: bool,
+    plain: tuple[Any, ...], numbers: tuple[int, ...], fp8: Any, recipe: tuple[str, bool, bool] | None,
+    cache: tuple[bool, int] | None,
+) -> bytes | str:  # fmt: skip
+    """The features of a record, or an error as text."""
+    values: dict[str, Any] = {
+        "qkv_type": _kind_name(kind),
+        "qkv_dtype": _dtype_name(dtype),
+        "qkv_layout": layout,
+        "attn_mask_type": mask,
+        "window_size": window,
+        "bottom_right_diagonal": diagonal,
+        "alibi_slopes_shape": None if slopes is None else (1,) * slopes,
+        "attention_dropout": 0.5 if dropout else 0.0,  # only whether there is any decides
+        "fp8": fp8,
+        **dict(zip(_PLAIN, plain, strict=True)),
+        **dict(zip(_NUMBERS, numbers, strict=True)),
+    }
+    if recipe is not None:
+        values.update({"fp8_recipe.kind": recipe[0], "fp8_recipe.fp8_dpa": recipe[1], "fp8_recipe.fp8_mha": recipe[2]})
+    if cache is not None:
+        values.update({"kv_cache.is_paged": cache[0], "kv_cache.page_size": cache[1]})
+    try:
+        key: bytes = _core.te_problem(values, "te")[0]
+    except ValueError as error:
+        return str(error)
+    return key
+
+
+@constant
+def _te_word(word: int, deterministic: bool) -> int:
+    return int(_core.settings_with(word, policy="te", deterministic=deterministic))
+
+
+@constant
+def _answer(chosen: int, eligible: int, device: bytes) -> tuple[Any, ...]:
+    answer: tuple[Any, ...] = _core.te_answer(chosen, eligible, device)
+    return answer
+
+
+def _number(name: str, value: Any) -> int:
+    """A static int; torch specialises here."""
+    if not compiling():
+        _check_number(name, value)
+    return index(value)
+
+
+def _check_number(name: str, value: Any) -> None:
+    if hasattr(value, "device"):
+        raise TypeError(f"{name}: got a tensor, expected an int; pass int({name})")
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: got {value!r}, expected an int")
+
+
+def _recipe_of(meta: Any) -> tuple[str, bool, bool] | None:
+    """(kind, fp8_dpa, fp8_mha) of fp8_meta's recipe: a TransformerEngine recipe, or a dict with these keys."""
+    if meta is None:
+        return None
+    recipe = meta["recipe"]
+    local = meta["local_recipes"][0] if "local_recipes" in meta and meta["local_recipes"] else recipe
+    if isinstance(recipe, dict):
+        return local["kind"], bool(recipe.get("fp8_dpa", False)), bool(recipe.get("fp8_mha", False))
+    name = local.__class__.__name__
+    if name not in _RECIPES:
+        raise ValueError(f"fp8_meta: got recipe {name}, expected one of {', '.join(_RECIPES)}")
+    return _RECIPES[name], True if recipe.fp8_dpa else False, True if recipe.fp8_mha else False  # noqa: SIM210
+
+
+def _cache_of(inference: Any) -> tuple[bool, int] | None:
+    if inference is None:
+        return None
+    paged = True if inference.is_paged else False  # noqa: SIM210
+    return paged, index(inference.page_size) if paged else 256  # a size is read of pages only
+
+
+def _fp8_variables() -> None:
+    """TransformerEngine reads these as integers when FP8 is on; they decide nothing."""
+    get = os.environ._data.get  # type: ignore[attr-defined]
+    error = _check_fp8_variables(
+        get(b"NVTE_FP8_DPA_BWD"),
+        get(b"NVTE_DPA_FP8CS_O_in_F16"),
+        get(b"NVTE_DPA_FP8DS_AMAX_HISTLEN"),
+        get(b"NVTE_DPA_FP8DS_REDUCE_AMAX"),
+    )
+    if error is not None:
+        raise ValueError(error)
+
+
+@constant
+def _check_fp8_variables(*values: bytes | None) -> str | None:
+    names = ("NVTE_FP8_DPA_BWD", "NVTE_DPA_FP8CS_O_in_F16", "NVTE_DPA_FP8DS_AMAX_HISTLEN", "NVTE_DPA_FP8DS_REDUCE_AMAX")
+    given = {name: os.fsdecode(value) for name, value in zip(names, values, strict=True) if value is not None}
+    try:
+        _core.selection_switches(given, _core.default_settings(), True)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _key_of(p: Any) -> bytes:
+    """The features of a record; in traced code each field it reads is guarded."""
+    window = p.window_size
+    slopes = p.alibi_slopes_shape
+    key = _pack(
+        p.qkv_type,
+        p.qkv_dtype,
+        p.qkv_layout,
+        p.attn_mask_type,
+        None if window is None else (_number("window_size", window[0]), _number("window_size", window[1])),
+        p.bottom_right_diagonal,
+        None if slopes is None else len(slopes),
+        True if p.attention_dropout != 0.0 else False,  # noqa: SIM210
+        (
+            p.core_attention_bias_type, p.core_attention_bias_shape, p.core_attention_bias_requires_grad, p.pad_between_seqs,
+            p.context_parallel, p.cp_comm_type, p.is_training, p.softmax_type, p.return_max_logit, p.cuda_graph, p.fp8_output,
+            p.checkpoint_core_attention, p.has_score_mod, p.has_score_mod_bprop,
+        ),
+        (
+            _number("num_heads", p.num_heads), _number("num_gqa_groups", p.num_gqa_groups), _number("head_dim_qk", p.head_dim_qk),
+            _number("head_dim_v", p.head_dim_v), _number("cp_size", p.cp_size), _number("num_splits", p.num_splits),
+        ),
+        p.fp8,
+        _recipe_of(p.fp8_meta) if p.fp8 else None,
+        _cache_of(p.inference_params),
+    )  # fmt: skip
+    if isinstance(key, str):
+        raise ValueError(key)
+    return key
+
+
+def _check_lengths(p: Any) -> None:
+    for name in ("batch_size", "max_seqlen_q", "max_seqlen_kv"):
+        value = getattr(p, name)
+        _check_number(name, value)
+        if value < 0:
+            raise ValueError(f"{name}: got {value}, expected 0 or more")
+    if not 0.0 <= p.attention_dropout <= 1.0:
+        raise ValueError(f"attention_dropout: got {p.attention_dropout}, expected a number from 0 to 1")
+
+
+def _assemble(answer: tuple[Any, ...]) -> TeAnswer:
+    """TransformerEngine's six values from the core's plain ones."""
+    flash, version, fused, sub, unfused, available = answer
+    return (
+        flash,
+        None if version is None else Version(version),
+        fused,
+        _SUB_BACKENDS[0 if sub is None else sub],
+        unfused,
+        [available[0], available[1], available[2]],
+    )
+
+
+def get_attention_backend(attention_params: Any, device: Device | None = None) -> TeAnswer:
+    """What TransformerEngine would choose, outcome for outcome; traceable under torch.compile(fullgraph=True).
+
+    Args:
+        attention_params: an `AttentionParams`, or TransformerEngine's own record.
+        device: the machine; None: this one.
+
+    Returns:
+        (use_flash, flash version, use_fused, fused sub-backend, use_unfused, [flash, fused, unfused available]). The
+        version and the sub-backend stay filled when another backend wins. All False where nothing may run.
+
+    Raises:
+        ValueError, TypeError: a record TransformerEngine would raise on too, or a value no field takes; names the field.
+    """
+    machine = _device.this_key() if device is None else device.key
+    word = current_word()
+    if not compiling():
+        return _eager(attention_params, word, machine)
+    from cynosure._tracing import decide
+
+    p = attention_params
+    if p.fp8:
+        _fp8_variables()
+    key = _key_of(p)
+    word = _te_word(word, True if p.deterministic else False)  # noqa: SIM210
+    _, chosen, eligible = decide(key, p.batch_size, p.max_seqlen_q, p.max_seqlen_kv, word, machine)
+    return _assemble(_answer(chosen, eligible, machine))
+
+
+_MOST_REMEMBERED = 1024
+_remembered: dict[Any, TeAnswer] = {}
+_fields_of = attrgetter(*(name for name in AttentionParams.__dataclass_fields__ if name not in ("fp8", "fp8_meta", "inference_params")))
+
+
+def _eager(p: Any, word: int, machine: bytes) -> TeAnswer:
+    """Remembers answers by the values of the fields, so that a hit costs one look-up. FP8 records are always worked out."""
+    if p.fp8:
+        _fp8_variables()
+        return _work_out(p, word, machine)
+    identity = (_fields_of(p), _cache_of(p.inference_params), word, machine)
+    try:
+        answer = _remembered.get(identity)
+    except TypeError:  # a list where a tuple was meant
+        return _work_out(p, word, machine)
+    if answer is None or log.wanted_now():
+        answer = _work_out(p, word, machine)
+        if len(_remembered) >= _MOST_REMEMBERED:
+            _remembered.clear()
+        _remembered[identity] = answer
+    return (*answer[:5], answer[5].copy())
+
+
+def _work_out(p: Any, word: int, machine: bytes) -> TeAnswer:
+    _check_lengths(p)
+    key = _key_of(p)
+    word = _te_word(word, bool(p.deterministic))
+    lengths = (p.batch_size, p.max_seqlen_q, p.max_seqlen_kv)
+    chosen, eligible = _core.outcome(key, *lengths, word, machine)
+    if log.wanted_now():
+        log.decided(key, lengths, word, machine, None)
+    return _assemble(_answer(chosen, eligible, machine))

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// python/module.cpp: the module _core.
+#include <cynosure/version.hpp>
+
+#include "python/convert.hpp"
+
+NB_MODULE(_core, m) {
+  m.doc() = "The native core of Cynosure. Use the package cynosure; names here may change between releases.";
+  m.attr("__version__") = CYNOSURE_VERSION;
+  cynosure::python::bind_values(m);
+  cynosure::python::bind_select(m);
+  cynosure::python::bind_records(m);
+  cynosure::python::bind_detect(m);
+}
