@@ -25,7 +25,11 @@ def constant(function: _F) -> _F:
     return function
 
 
+@constant
 def compiling() -> bool:
-    """True while torch traces the caller; False where torch is not even imported."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
+    """True while torch traces the caller; False where torch is not even imported.
+
+    A constant itself, so that the tracer neither walks sys.modules nor inlines anything.
+    """
+    guards = sys.modules.get("torch._guards")
+    return guards is not None and guards.TracingContext.try_get() is not None

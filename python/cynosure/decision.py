@@ -82,10 +82,25 @@ class Decision:
     ) -> None:
         self.backend = BACKENDS[chosen]
         self.problem = problem
-        self._word = word
-        self._device = device
-        self._answers = answers  # of the length facts asked while tracing; None: the lengths are known
-        self._eligible = eligible
+        # One attribute, because each costs the tracer. The answers are those to the length facts asked while tracing;
+        # None: the lengths are known.
+        self._rest = (word, device, answers, eligible)
+
+    @property
+    def _word(self) -> int:
+        return self._rest[0]
+
+    @property
+    def _device(self) -> bytes:
+        return self._rest[1]
+
+    @property
+    def _answers(self) -> tuple[bool | None, ...] | None:
+        return self._rest[2]
+
+    @property
+    def _eligible(self) -> int:
+        return self._rest[3]
 
     @property
     def eligible(self) -> tuple[Backend, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-from functools import lru_cache
+import sys
 from typing import Any
 
 from cynosure import _core
-from cynosure._constant import compiling, constant
+from cynosure._constant import constant
 
 _FIELDS = frozenset(_core.device_dict(_core.default_device()))
 # What can run from this build. Kernels come with the operators; a build of core and command line alone has none.
@@ -103,27 +103,27 @@ def device_of_key(key: bytes) -> Device:
     return device
 
 
-@lru_cache(maxsize=64)
-def _key_of(index: int | None, isa: str | None) -> bytes:
-    from cynosure._detect import detect
+def _detected_key(index: int | None) -> bytes:
+    """Detection remembers its findings, and looks again when torch has been imported since (_detect.py)."""
+    from cynosure._detect import detect, flash2_for
 
     found = detect()
     fields: dict[str, Any] = {
         "device_kind": "cpu",
-        "cpu_isa": found.cpu_isa if isa is None else isa,
+        "cpu_isa": os.environ.get("CYNOSURE_CPU_ISA", found.cpu_isa),
         "torch": found.torch.version,
         "built": list(_BUILT),
     }
     if index is not None and not 0 <= index < len(found.gpus):
         raise ValueError(f"device: got index {index}, expected one of the {len(found.gpus)} CUDA devices here")
     if found.gpus:
-        gpu = found.gpus[index or 0]
+        gpu = found.gpus[_current_device() if index is None else index]
         fields.update(
             device_kind="cuda",
             sm=gpu.sm,
             sm_count=gpu.sm_count,
             cudnn=found.cudnn.version,
-            flash2=found.flash2.version,
+            flash2=flash2_for(gpu.sm).version,
             flash3=found.flash3.version,
             flash4=found.flash4.version,
         )
@@ -131,24 +131,27 @@ def _key_of(index: int | None, isa: str | None) -> bytes:
     return key
 
 
-def _detected_key(index: int | None) -> bytes:
-    return _key_of(index, os.environ.get("CYNOSURE_CPU_ISA"))
+def _current_device() -> int:
+    """torch's current CUDA device; 0 where torch has not touched CUDA yet."""
+    torch = sys.modules.get("torch")
+    return torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
 
 
 @constant
-def _this_key_constant() -> bytes:
+def this_key_constant() -> bytes:
+    """The packed form of this machine, for traced code: a constant there (CYNOSURE_CPU_ISA is guarded with the settings)."""
     return _detected_key(None)
 
 
-_last: tuple[bytes | None, bytes] | None = None
+_last: tuple[Any, bytes] | None = None
 
 
 def this_key() -> bytes:
-    """The packed form of this machine. In traced code a constant; CYNOSURE_CPU_ISA is guarded with the settings."""
+    """The packed form of this machine, remembered while nothing it depends on changed."""
     global _last
-    if compiling():
-        return _this_key_constant()
-    isa = os.environ._data.get(b"CYNOSURE_CPU_ISA")  # type: ignore[attr-defined]
-    if _last is None or _last[0] is not isa:
-        _last = (isa, _detected_key(None))
+    torch = sys.modules.get("torch")
+    current = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
+    state = (os.environ._data.get(b"CYNOSURE_CPU_ISA"), torch is None, current)  # type: ignore[attr-defined]
+    if _last is None or _last[0] != state:
+        _last = (state, _detected_key(None))
     return _last[1]

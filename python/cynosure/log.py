@@ -67,16 +67,15 @@ def _install_handler() -> None:
         logger.setLevel(logging.INFO)
 
 
-_UNSET = object()
-_last: tuple[Any, ...] = (_UNSET,)
-_last_on = False
+_last: tuple[Any, ...] | None = None
+_last_wanted = False
 
 
-def wanted_now() -> bool:
-    """Whether to log, for the eager path: four look-ups and a comparison."""
-    global _last, _last_on
+def wanted() -> bool:
+    """Whether to log, for the eager path: three look-ups and a comparison."""
+    global _last, _last_wanted
     get = os.environ._data.get  # type: ignore[attr-defined]
     now = (get(b"CYNOSURE_LOG"), get(b"NVTE_DEBUG"), get(b"NVTE_DEBUG_LEVEL"))
     if now != _last:
-        _last, _last_on = now, level() is not None
-    return _last_on
+        _last, _last_wanted = now, level() is not None
+    return _last_wanted

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from operator import index
 from typing import Any
 
@@ -32,9 +33,9 @@ def _text(value: Any) -> Any:
 @constant
 def _pack(
     heads: int,
-    kv_heads: int,
+    kv_heads: int | None,
     head_dim_qk: int,
-    head_dim_v: int,
+    head_dim_v: int | None,
     window_left: int,
     window_right: int,
     softcap: bool,
@@ -45,14 +46,14 @@ def _pack(
     attn_mask: str | None,
     alibi_slopes: Any,
     sinks: Any,
-    others: tuple[tuple[str, Any], ...],
+    others: dict[str, Any],
 ) -> bytes | str:
     """The bytes of the features, or an error as text (see _constant.py)."""
     values: dict[str, Any] = {
         "heads": heads,
-        "kv_heads": kv_heads,
+        "kv_heads": heads if kv_heads is None else kv_heads,
         "head_dim_qk": head_dim_qk,
-        "head_dim_v": head_dim_v,
+        "head_dim_v": head_dim_qk if head_dim_v is None else head_dim_v,
         "softcap": softcap,
         "dropout": dropout,
         "layout": _text(layout),
@@ -77,8 +78,9 @@ def _pack(
         if sinks is not None and sinks is not False:
             values["softmax"] = "learnable"
         values["padding"] = str(layout).startswith("thd")
-        values.update((name, _text(value)) for name, value in others)
+        values.update((name, _text(value)) for name, value in others.items())
         key: bytes = _core.pack_features(values)
+        _core.validate(key, 1, 1, 1)  # what does not hang on lengths, so that traced code is told too
         return key
     except (ValueError, TypeError) as error:
         return str(error)
@@ -88,20 +90,29 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(value, "device") and hasattr(value, "dtype")
 
 
-def _integer(name: str, value: Any) -> int:
-    """A static int; torch specialises here. Refuses tensors, bools and floats by name."""
-    if compiling():
-        return index(value)
-    if isinstance(value, bool) or _is_tensor(value) or not hasattr(value, "__index__"):
-        shown = f"a tensor; pass int({name})" if _is_tensor(value) else repr(value)
-        raise TypeError(f"{name}: got {shown}, expected an int")
-    return index(value)
+def _check_arguments(*, softcap: Any, dropout_p: Any, window_size: Any, **integers: Any) -> None:
+    """Types and ranges that only eager code can check. Names the argument, what it is and what is allowed."""
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise ValueError(f"window_size: got {window_size!r}, expected (left, right)")
+    optional = ("kv_heads", "seqlen_k", "head_dim_v")
+    for name, value in (*integers.items(), ("window_size", window_size[0]), ("window_size", window_size[1])):
+        if not (value is None and name in optional):
+            check_integer(name, value)
+    for name, value in (("softcap", softcap), ("dropout_p", dropout_p)):
+        if isinstance(value, bool) or _is_tensor(value) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name}: got {value!r}, expected a float")
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p: got {dropout_p}, expected a probability from 0 to 1")
+    if not 0.0 <= softcap < float("inf"):
+        raise ValueError(f"softcap: got {softcap}, expected 0 (none) or a positive number")
 
 
-def _check_lengths(problem: Problem) -> None:
-    for name in ("batch", "seqlen_q", "seqlen_k"):
-        setattr(problem, name, _integer(name, getattr(problem, name)))
-    _core.validate(problem.key, problem.batch, problem.seqlen_q, problem.seqlen_k)
+def check_integer(name: str, value: Any) -> None:
+    """Refuses what is no int, a tensor with the remedy."""
+    if _is_tensor(value):
+        raise TypeError(f"{name}: got a tensor, expected an int; pass int({name})")
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: got {value!r}, expected an int")
 
 
 class Problem:
@@ -155,20 +166,28 @@ class Problem:
     ) -> None:
         if head_dim_qk is None:
             head_dim_qk = head_dim
-        if head_dim_qk is None:
-            raise TypeError("head_dim: missing, expected the head dim of q and k")
         if not compiling():
-            _check_floats(softcap, dropout_p, window_size)
-        heads = _integer("heads", heads)
-        head_dim_qk = _integer("head_dim_qk", head_dim_qk)
+            _check_arguments(
+                batch=batch,
+                heads=heads,
+                kv_heads=kv_heads,
+                seqlen_q=seqlen_q,
+                seqlen_k=seqlen_k,
+                head_dim_qk=head_dim_qk,
+                head_dim_v=head_dim_v,
+                softcap=softcap,
+                dropout_p=dropout_p,
+                window_size=window_size,
+            )
+        # index(): torch specialises on a static int here, where int() would leave it symbolic.
         key = _pack(
-            heads,
-            heads if kv_heads is None else _integer("kv_heads", kv_heads),
-            head_dim_qk,
-            head_dim_qk if head_dim_v is None else _integer("head_dim_v", head_dim_v),
-            _integer("window_size", window_size[0]),
-            _integer("window_size", window_size[1]),
-            True if softcap != 0.0 else False,  # noqa: SIM210: a comparison result may be symbolic, a branch is not
+            index(heads),
+            None if kv_heads is None else index(kv_heads),
+            index(head_dim_qk),  # type: ignore[arg-type]  # None: TypeError, while tracing
+            None if head_dim_v is None else index(head_dim_v),
+            index(window_size[0]),
+            index(window_size[1]),
+            True if softcap != 0.0 else False,  # noqa: SIM210: a comparison may be symbolic, a branch is not
             True if dropout_p != 0.0 else False,  # noqa: SIM210
             layout,
             causal,
@@ -176,7 +195,7 @@ class Problem:
             attn_mask,
             alibi_slopes,
             sinks,
-            tuple(features.items()),
+            features,
         )
         if isinstance(key, str):
             raise ValueError(key)
@@ -185,7 +204,81 @@ class Problem:
         self.seqlen_q = seqlen_q
         self.seqlen_k = seqlen_q if seqlen_k is None else seqlen_k
         if not compiling():
-            _check_lengths(self)
+            _core.validate(self.key, self.batch, self.seqlen_q, self.seqlen_k)
+
+    @classmethod
+    def of(
+        cls,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        layout: str = "bshd",
+        causal: bool = False,
+        align: str = "bottom_right",
+        window_size: tuple[int, int] = (-1, -1),
+        attn_bias: Any = None,
+        attn_mask: Any = None,
+        alibi_slopes: Any = None,
+        softcap: float = 0.0,
+        sinks: Any = None,
+        scale: float | None = None,
+        dropout_p: float = 0.0,
+        dropout_seed: Any = None,
+        seqlens_q: Any = None,
+        seqlens_k: Any = None,
+        cu_seqlens_q: Any = None,
+        cu_seqlens_k: Any = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None,
+        return_lse: bool = False,
+        lse_grad: bool = False,
+    ) -> Problem:
+        """The problem of a call of `attention` with these tensors and arguments (its keywords; see there).
+
+        Only shapes, dtypes and requires_grad are read, never data. A ragged batch (thd) without max_seqlen_* is bounded
+        by its tokens. `scale` and `dropout_seed` decide nothing.
+        """
+        if layout not in _AXES:
+            raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(_AXES)}")
+        rank = len(_AXES[layout])
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if len(tensor.shape) != rank:
+                raise ValueError(f"{name}: rank {len(tensor.shape)}, need {rank} for layout {layout!r}")
+        ragged = layout == "thd"
+        if ragged and (cu_seqlens_q is None or cu_seqlens_k is None):
+            raise ValueError("cu_seqlens_q and cu_seqlens_k: missing, expected int32 [batch + 1] each for layout 'thd'")
+        heads_axis = _AXES[layout].index("h")
+        sequence_axis = 0 if ragged else _AXES[layout].index("s")
+        lengths_q, lengths_k = (cu_seqlens_q, cu_seqlens_k) if ragged else (seqlens_q, seqlens_k)
+        tensors = (q, k, v, attn_bias, sinks)
+        return cls(
+            batch=cu_seqlens_q.shape[0] - 1 if ragged else q.shape[_AXES[layout].index("b")],
+            heads=q.shape[heads_axis],
+            kv_heads=k.shape[heads_axis],
+            seqlen_q=q.shape[sequence_axis] if max_seqlen_q is None else max_seqlen_q,
+            seqlen_k=k.shape[sequence_axis] if max_seqlen_k is None else max_seqlen_k,
+            head_dim=q.shape[-1],
+            head_dim_v=v.shape[-1],
+            dtype=q.dtype,
+            layout=layout,
+            causal=causal,
+            align=align,
+            window_size=window_size,
+            softcap=softcap,
+            dropout_p=dropout_p,
+            attn_bias=None if attn_bias is None else tuple([1 if n == 1 else 2 for n in attn_bias.shape]),
+            bias_requires_grad=attn_bias is not None and attn_bias.requires_grad,
+            bias_float32=attn_bias is not None and str(attn_bias.dtype) == "torch.float32" and q.dtype != attn_bias.dtype,
+            attn_mask=None if attn_mask is None else "boolean" if str(attn_mask.dtype) == "torch.bool" else "additive",
+            alibi_slopes=alibi_slopes is not None,
+            sinks=sinks is not None,
+            training=_gradients_wanted(tensors),
+            padding=lengths_q is not None or lengths_k is not None,
+            same_lengths=lengths_q is not None and lengths_q is lengths_k,
+            return_lse=return_lse or lse_grad,
+            lse_grad=lse_grad,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name."""
@@ -199,9 +292,11 @@ class Problem:
     def from_dict(cls, values: dict[str, Any]) -> Problem:
         """From `to_dict`'s fields, or some of them. Raises ValueError for an unknown field or a value not allowed."""
         rest = dict(values)
-        lengths = [_integer(name, rest.pop(name, 1)) for name in ("batch", "seqlen_q", "seqlen_k")]
-        problem = problem_of_key(_core.pack_features(rest), *lengths)
-        _check_lengths(problem)
+        lengths = {name: rest.pop(name, 1) for name in ("batch", "seqlen_q", "seqlen_k")}
+        for name, length in lengths.items():
+            check_integer(name, length)
+        problem = problem_of_key(_core.pack_features(rest), **lengths)
+        _core.validate(problem.key, problem.batch, problem.seqlen_q, problem.seqlen_k)
         return problem
 
     @classmethod
@@ -243,19 +338,16 @@ class Problem:
         return f"Problem({', '.join(f'{name}={value!r}' for name, value in self._stated().items())})"
 
 
+def _gradients_wanted(tensors: tuple[Any, ...]) -> bool:
+    """Grad mode is on and one of these wants a gradient."""
+    torch = sys.modules["torch"]
+    return torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors])
+
+
+# Order of the dimensions of q, k and v in the layouts that `attention` takes.
+_AXES = {"bshd": "bshd", "sbhd": "sbhd", "bhsd": "bhsd", "thd": "thd"}
+
 FIELDS = frozenset(_core.features_dict(_DEFAULT))
-
-
-def _check_floats(softcap: Any, dropout_p: Any, window_size: Any) -> None:
-    for name, value in (("softcap", softcap), ("dropout_p", dropout_p)):
-        if isinstance(value, bool) or _is_tensor(value) or not isinstance(value, (int, float)):
-            raise TypeError(f"{name}: got {value!r}, expected a float")
-    if not 0.0 <= dropout_p <= 1.0:
-        raise ValueError(f"dropout_p: got {dropout_p}, expected a probability from 0 to 1")
-    if not 0.0 <= softcap < float("inf"):
-        raise ValueError(f"softcap: got {softcap}, expected 0 (none) or a positive number")
-    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
-        raise ValueError(f"window_size: got {window_size!r}, expected (left, right)")
 
 
 def problem_of_key(key: bytes, batch: int, seqlen_q: int, seqlen_k: int) -> Problem:

@@ -49,16 +49,12 @@ def _rules_digest(added: int, values: tuple[bytes | None, ...]) -> int:
     return faults.digest_with_file(os.fsdecode(path) if path else None)
 
 
-def current_word() -> int:
+def traced_word() -> int:
     """The word of the current environment, torch's deterministic flag and its matmul precision.
 
-    In traced code each variable leaves one guard, absent or not, and no others do: the keys are literal for that reason.
+    In traced code each variable leaves one guard, absent or not, and nothing else does: the keys are literal for that
+    reason. tests/python/test_settings.py holds them to `_core.ENVIRONMENT`.
     """
-    if not compiling():
-        deterministic, precision = _torch_state()
-        known = _core.known_word(_ENVIRONMENT, deterministic, precision, added_faults)
-        if known is not None:
-            return known
     get = _ENVIRONMENT.get
     word = _word_of(
         added_faults,
@@ -81,10 +77,22 @@ def current_word() -> int:
     )
     if isinstance(word, str):
         raise ValueError(word)
-    if not compiling():
-        deterministic, precision = _torch_state()
-        _core.remember_word(_ENVIRONMENT, deterministic, precision, added_faults, word)
     return word
+
+
+def eager_word() -> int:
+    """The same, remembered until a variable or one of the flags changes. Not for traced code."""
+    deterministic, precision = _torch_state()
+    known = _core.known_word(_ENVIRONMENT, deterministic, precision, added_faults)
+    if known is None:
+        known = traced_word()
+        _core.remember_word(_ENVIRONMENT, deterministic, precision, added_faults, known)
+    return known  # type: ignore[no-any-return]
+
+
+def current_word() -> int:
+    """`eager_word` or `traced_word`, as the caller needs."""
+    return traced_word() if compiling() else eager_word()
 
 
 class Settings:

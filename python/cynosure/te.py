@@ -13,7 +13,8 @@ from cynosure import device as _device
 from cynosure._constant import compiling, constant
 from cynosure.backend import FusedAttnBackend
 from cynosure.device import Device
-from cynosure.settings import current_word
+from cynosure.problem import check_integer
+from cynosure.settings import eager_word, traced_word
 from cynosure.version import Version
 
 
@@ -78,7 +79,7 @@ _TENSOR_KINDS = {
     "MXFP8TensorStorage": "mxfp8_storage",
 }
 
-# The fields that go to the core as they are, in the order in which _values takes them.
+# The fields that go to the core as they are, in the order in which _key_of passes them.
 _PLAIN = (
     "core_attention_bias_type",
     "core_attention_bias_shape",
@@ -116,9 +117,8 @@ def _kind_name(kind: Any) -> Any:
 
 @constant
 def _pack(
-    kind: Any, dtype: Any, layout: Any, mask: Any, window: Any, diagonal: Any, slopes: int | None, dropout: bool,
-    plain: tuple[Any, ...], numbers: tuple[int, ...], fp8: Any, recipe: tuple[str, bool, bool] | None,
-    cache: tuple[bool, int] | None,
+    kind: Any, dtype: Any, layout: Any, mask: Any, window: Any, diagonal: Any, slopes: int | None, dropout: bool, fp8: Any,
+    recipe: tuple[str, bool, bool] | None, cache: tuple[bool, int] | None, *rest: Any,
 ) -> bytes | str:  # fmt: skip
     """The features of a record, or an error as text."""
     values: dict[str, Any] = {
@@ -131,8 +131,7 @@ def _pack(
         "alibi_slopes_shape": None if slopes is None else (1,) * slopes,
         "attention_dropout": 0.5 if dropout else 0.0,  # only whether there is any decides
         "fp8": fp8,
-        **dict(zip(_PLAIN, plain, strict=True)),
-        **dict(zip(_NUMBERS, numbers, strict=True)),
+        **dict(zip((*_NUMBERS, *_PLAIN), rest, strict=True)),
     }
     if recipe is not None:
         values.update({"fp8_recipe.kind": recipe[0], "fp8_recipe.fp8_dpa": recipe[1], "fp8_recipe.fp8_mha": recipe[2]})
@@ -156,20 +155,6 @@ def _answer(chosen: int, eligible: int, device: bytes) -> tuple[Any, ...]:
     return answer
 
 
-def _number(name: str, value: Any) -> int:
-    """A static int; torch specialises here."""
-    if not compiling():
-        _check_number(name, value)
-    return index(value)
-
-
-def _check_number(name: str, value: Any) -> None:
-    if hasattr(value, "device"):
-        raise TypeError(f"{name}: got a tensor, expected an int; pass int({name})")
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}: got {value!r}, expected an int")
-
-
 def _recipe_of(meta: Any) -> tuple[str, bool, bool] | None:
     """(kind, fp8_dpa, fp8_mha) of fp8_meta's recipe: a TransformerEngine recipe, or a dict with these keys."""
     if meta is None:
@@ -184,9 +169,7 @@ def _recipe_of(meta: Any) -> tuple[str, bool, bool] | None:
     return _RECIPES[name], True if recipe.fp8_dpa else False, True if recipe.fp8_mha else False  # noqa: SIM210
 
 
-def _cache_of(inference: Any) -> tuple[bool, int] | None:
-    if inference is None:
-        return None
+def _cache_of(inference: Any) -> tuple[bool, int]:
     paged = True if inference.is_paged else False  # noqa: SIM210
     return paged, index(inference.page_size) if paged else 256  # a size is read of pages only
 
@@ -216,40 +199,57 @@ def _check_fp8_variables(*values: bytes | None) -> str | None:
 
 
 def _key_of(p: Any) -> bytes:
-    """The features of a record; in traced code each field it reads is guarded."""
+    """The features of a record; in traced code each field it reads is guarded, and costs: hence one flat call."""
     window = p.window_size
     slopes = p.alibi_slopes_shape
+    cache = p.inference_params
     key = _pack(
         p.qkv_type,
         p.qkv_dtype,
         p.qkv_layout,
         p.attn_mask_type,
-        None if window is None else (_number("window_size", window[0]), _number("window_size", window[1])),
+        None if window is None else (index(window[0]), index(window[1])),
         p.bottom_right_diagonal,
         None if slopes is None else len(slopes),
         True if p.attention_dropout != 0.0 else False,  # noqa: SIM210
-        (
-            p.core_attention_bias_type, p.core_attention_bias_shape, p.core_attention_bias_requires_grad, p.pad_between_seqs,
-            p.context_parallel, p.cp_comm_type, p.is_training, p.softmax_type, p.return_max_logit, p.cuda_graph, p.fp8_output,
-            p.checkpoint_core_attention, p.has_score_mod, p.has_score_mod_bprop,
-        ),
-        (
-            _number("num_heads", p.num_heads), _number("num_gqa_groups", p.num_gqa_groups), _number("head_dim_qk", p.head_dim_qk),
-            _number("head_dim_v", p.head_dim_v), _number("cp_size", p.cp_size), _number("num_splits", p.num_splits),
-        ),
         p.fp8,
         _recipe_of(p.fp8_meta) if p.fp8 else None,
-        _cache_of(p.inference_params),
-    )  # fmt: skip
+        None if cache is None else _cache_of(cache),
+        # _NUMBERS
+        index(p.num_heads),
+        index(p.num_gqa_groups),
+        index(p.head_dim_qk),
+        index(p.head_dim_v),
+        index(p.cp_size),
+        index(p.num_splits),
+        # _PLAIN
+        p.core_attention_bias_type,
+        p.core_attention_bias_shape,
+        p.core_attention_bias_requires_grad,
+        p.pad_between_seqs,
+        p.context_parallel,
+        p.cp_comm_type,
+        p.is_training,
+        p.softmax_type,
+        p.return_max_logit,
+        p.cuda_graph,
+        p.fp8_output,
+        p.checkpoint_core_attention,
+        p.has_score_mod,
+        p.has_score_mod_bprop,
+    )
     if isinstance(key, str):
         raise ValueError(key)
     return key
 
 
-def _check_lengths(p: Any) -> None:
+def _check_numbers(p: Any) -> None:
+    """What only eager code can check."""
+    for name in _NUMBERS:
+        check_integer(name, getattr(p, name))
     for name in ("batch_size", "max_seqlen_q", "max_seqlen_kv"):
         value = getattr(p, name)
-        _check_number(name, value)
+        check_integer(name, value)
         if value < 0:
             raise ValueError(f"{name}: got {value}, expected 0 or more")
     if not 0.0 <= p.attention_dropout <= 1.0:
@@ -283,18 +283,19 @@ def get_attention_backend(attention_params: Any, device: Device | None = None) -
     Raises:
         ValueError, TypeError: a record TransformerEngine would raise on too, or a value no field takes; names the field.
     """
-    machine = _device.this_key() if device is None else device.key
-    word = current_word()
-    if not compiling():
-        return _eager(attention_params, word, machine)
+    if compiling():
+        return _traced(attention_params, device)
+    return _eager(attention_params, eager_word(), _device.this_key() if device is None else device.key)
+
+
+def _traced(p: Any, device: Device | None) -> TeAnswer:
     from cynosure._tracing import decide
 
-    p = attention_params
+    machine = _device.this_key_constant() if device is None else device.key
     if p.fp8:
         _fp8_variables()
-    key = _key_of(p)
-    word = _te_word(word, True if p.deterministic else False)  # noqa: SIM210
-    _, chosen, eligible = decide(key, p.batch_size, p.max_seqlen_q, p.max_seqlen_kv, word, machine)
+    word = _te_word(traced_word(), True if p.deterministic else False)  # noqa: SIM210
+    _, chosen, eligible = decide(_key_of(p), p.batch_size, p.max_seqlen_q, p.max_seqlen_kv, word, machine)
     return _assemble(_answer(chosen, eligible, machine))
 
 
@@ -308,12 +309,13 @@ def _eager(p: Any, word: int, machine: bytes) -> TeAnswer:
     if p.fp8:
         _fp8_variables()
         return _work_out(p, word, machine)
-    identity = (_fields_of(p), _cache_of(p.inference_params), word, machine)
+    cache = p.inference_params
+    identity = (_fields_of(p), None if cache is None else _cache_of(cache), word, machine)
     try:
         answer = _remembered.get(identity)
     except TypeError:  # a list where a tuple was meant
         return _work_out(p, word, machine)
-    if answer is None or log.wanted_now():
+    if answer is None or log.wanted():
         answer = _work_out(p, word, machine)
         if len(_remembered) >= _MOST_REMEMBERED:
             _remembered.clear()
@@ -322,11 +324,11 @@ def _eager(p: Any, word: int, machine: bytes) -> TeAnswer:
 
 
 def _work_out(p: Any, word: int, machine: bytes) -> TeAnswer:
-    _check_lengths(p)
+    _check_numbers(p)
     key = _key_of(p)
     word = _te_word(word, bool(p.deterministic))
     lengths = (p.batch_size, p.max_seqlen_q, p.max_seqlen_kv)
     chosen, eligible = _core.outcome(key, *lengths, word, machine)
-    if log.wanted_now():
+    if log.wanted():
         log.decided(key, lengths, word, machine, None)
     return _assemble(_answer(chosen, eligible, machine))

@@ -115,6 +115,14 @@ std::int64_t by_field(const Mapping& mapping, const ParamValue& value) {
   refuse(mapping.name, value, "something else");
 }
 
+/// The same error under the record's own name of the field: "qkv_layout" for our "layout".
+InvalidField under_own_name(const InvalidField& error) {
+  const std::string_view problem = std::string_view(error.what()).substr(error.field().size() + 2);
+  for (const Mapping& mapping : kMappings)
+    if (info(mapping.field).name == error.field() && mapping.name.find('.') == std::string_view::npos) return {mapping.name, problem};
+  return error;
+}
+
 }  // namespace
 
 AttentionParams::AttentionParams() {
@@ -182,7 +190,11 @@ Problem AttentionParams::problem(Policy policy) const {
   Features& f = problem.features;
   const bool bottom_right = f.causal ? mask_bottom_right_ : f.bottom_right_diagonal;
   f.align = bottom_right ? Align::bottom_right : Align::top_left;
-  validate(problem, /*strict=*/false);
+  try {
+    validate(problem, /*strict=*/false);
+  } catch (const InvalidField& error) {
+    throw under_own_name(error);
+  }
   if (policy == Policy::te) return problem;
   f.dropout = f.dropout && f.training;
   if (f.causal && f.window_given) f.window_right = 0;

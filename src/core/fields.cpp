@@ -5,7 +5,7 @@
 #include <cynosure/errors.hpp>
 #include <cynosure/fields.hpp>
 
-#include "rules/faults.hpp"
+#include "core/feature_value.hpp"
 
 namespace cynosure {
 namespace {
@@ -321,8 +321,8 @@ void validate(const Problem& problem, bool strict) {
   if (f.lse_grad && !f.return_lse) throw InvalidField("lse_grad", "got true without return_lse, expected return_lse too");
 }
 
-std::int64_t rules::feature_value(Field field, const Features& f, const Device& d, Settings s) {
-  return entry(field).get(Problem{f, {}}, d, s);
+std::int64_t feature_value(Field field, const Features& features, const Device& device, Settings settings) {
+  return entry(field).get(Problem{features, {}}, device, settings);
 }
 
 }  // namespace cynosure

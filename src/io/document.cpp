@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // io/document.cpp: the parser's events become a Document; whatever the format leaves open is refused here.
+#include "io/document.hpp"
+
 #include <algorithm>
 #include <type_traits>
 
 #include <nlohmann/json.hpp>
-
-#include "io/document.hpp"
 
 namespace cynosure::io {
 namespace {
@@ -192,9 +192,7 @@ const std::string& text(const Document& document, std::string_view where) {
 std::int64_t integer(const Document& document, std::string_view where) {
   return as<std::int64_t>(document, where, "an integer of 64 bits in plain digits");
 }
-bool boolean(const Document& document, std::string_view where) {
-  return as<bool>(document, where, "true or false");
-}
+bool boolean(const Document& document, std::string_view where) { return as<bool>(document, where, "true or false"); }
 
 const Document* find(const Object& object, std::string_view key) {
   for (const Member& member : object)

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // io/environment.cpp: one row for each variable.
+#include "io/environment.hpp"
+
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -9,7 +11,6 @@
 #include <cynosure/errors.hpp>
 
 #include "io/document.hpp"
-#include "io/environment.hpp"
 
 namespace cynosure::io {
 namespace {
@@ -151,9 +152,10 @@ Settings read_rows(std::span<const Variable> variables, Settings settings, InSco
 // ---- contracts --------------------------------------------------------------------------------------------------
 
 [[noreturn]] void refuse_contract(std::string_view field, std::string_view text, const std::string& why) {
-  throw InvalidField(field, "got " + in_quotes(text) + (why.empty() ? "" : ", in which " + why) +
-                                ", expected auto, NAME, NAME,NAME, prefer(NAME,...) or require(NAME,...) with names from " +
-                                joined(kBackendNames));
+  throw InvalidField(field,
+                     "got " + in_quotes(text) + (why.empty() ? "" : ", in which " + why) +
+                         ", expected auto, NAME, NAME,NAME, prefer(NAME,...) or require(NAME,...) with names from " +
+                         joined(kBackendNames));
 }
 
 /// Takes `word(` ... `)` off the text; spaces may stand around the bracket.
@@ -179,9 +181,8 @@ std::vector<std::string_view> environment_names() {
 }
 
 Settings selection_switches(std::span<const Variable> variables, Settings base, bool fp8) {
-  return read_rows(variables, base, [fp8](Scope scope) {
-    return scope == Scope::selection || (fp8 && scope == Scope::fp8_selection);
-  });
+  return read_rows(variables, base,
+                   [fp8](Scope scope) { return scope == Scope::selection || (fp8 && scope == Scope::fp8_selection); });
 }
 
 std::pair<Contract, BackendList> parse_contract(std::string_view text, std::string_view field) {

@@ -27,6 +27,7 @@ using Variable = std::pair<std::string_view, std::string_view>;  ///< name and v
 
 /// `auto` | NAME | NAME,NAME | prefer(NAME,...) | require(NAME,...); bare names mean require. Spaces may stand
 /// anywhere between the words. `field` names the text in the error: an argument or a variable.
-[[nodiscard]] std::pair<Contract, BackendList> parse_contract(std::string_view text, std::string_view field = "backend");
+[[nodiscard]] std::pair<Contract, BackendList> parse_contract(std::string_view text,
+                                                              std::string_view field = "backend");
 
 }  // namespace cynosure::io

@@ -23,12 +23,9 @@ Object members_of(const Reason& reason) {
   Object actual;
   for (const Reason::Actual& value : reason.actual) actual.push_back({value.name, value.value});
   return {
-      {"rule", reason.rule},
-      {"way", kWayNames[static_cast<std::size_t>(reason.way)]},
-      {"actual", std::move(actual)},
-      {"required", reason.required},
-      {"evidence", reason.evidence},
-      {"undecided", reason.undecided},
+      {"rule", reason.rule},         {"way", kWayNames[static_cast<std::size_t>(reason.way)]},
+      {"actual", std::move(actual)}, {"required", reason.required},
+      {"evidence", reason.evidence}, {"undecided", reason.undecided},
       {"fix", fix_of(reason.fix)},
   };
 }
@@ -108,8 +105,8 @@ void expect_same_reasons(Backend backend, const Document& given, const Decision&
   for (const Document& item : list(given, "reasons")) {
     const Reason reason = reason_from(item, backend);
     if (reason.undecided)
-      throw InvalidField("undecided", "got true for " + reason.rule +
-                                          "; a decision over unknown lengths cannot be made again");
+      throw InvalidField("undecided",
+                         "got true for " + reason.rule + "; a decision over unknown lengths cannot be made again");
     was.emplace_back(reason.rule);
   }
   List is;

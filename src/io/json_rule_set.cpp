@@ -20,9 +20,12 @@ struct Word {
   Op op;
 };
 constexpr std::array kWords{
-    Word{"not", Op::not_equals},          Word{"at_most", Op::at_most},
-    Word{"at_least", Op::at_least},       Word{"multiple_of", Op::multiple_of},
-    Word{"not_multiple_of", Op::not_multiple_of}, Word{"none_of", Op::none_of},
+    Word{"not", Op::not_equals},
+    Word{"at_most", Op::at_most},
+    Word{"at_least", Op::at_least},
+    Word{"multiple_of", Op::multiple_of},
+    Word{"not_multiple_of", Op::not_multiple_of},
+    Word{"none_of", Op::none_of},
     Word{"product_over_int32", Op::product_over},
 };
 constexpr auto kWordNames = [] {
@@ -42,7 +45,8 @@ constexpr std::array kOperands{Operand{"batch", LengthFact::batch}, Operand{"seq
 
 std::int64_t mask_from(const FieldInfo& field, const Document& given) {
   const List& items = list(given, field.name);
-  if (field.type != FieldType::choice || items.empty()) refuse(field.name, given, "a list for a named choice only, with at least one name");
+  if (field.type != FieldType::choice || items.empty())
+    refuse(field.name, given, "a list for a named choice only, with at least one name");
   std::int64_t mask = 0;
   for (const Document& item : items) {
     const std::int64_t bit = std::int64_t{1} << value_from(field, item);
@@ -84,7 +88,8 @@ Clause clause_from(const FieldInfo& field, const Member& condition) {
 void add_conditions(std::vector<Clause>& when, const Object& conditions) {
   for (const Member& condition : conditions) {
     const std::optional<Field> known = field_named(condition.key);
-    if (!known) throw InvalidField("when", "got the key " + in_quotes(condition.key) + ", expected the name of a field");
+    if (!known)
+      throw InvalidField("when", "got the key " + in_quotes(condition.key) + ", expected the name of a field");
     const FieldInfo& field = info(*known);
     if (const auto* words = std::get_if<Object>(&condition.value.value())) {
       if (words->empty()) refuse(field.name, condition.value, "at least one condition");
@@ -174,14 +179,16 @@ Document condition_of(const Clause& clause) {
   const FieldInfo& field = info(clause.field);
   switch (clause.op) {
     case Op::one_of:
-    case Op::none_of: return mask_to_document(field, clause.value);
+    case Op::none_of:
+      return mask_to_document(field, clause.value);
     case Op::product_over: {
       List lengths;
       for (const Operand& operand : kOperands)
         if ((clause.of & operand.bit) != 0) lengths.emplace_back(operand.name);
       return Object{{"factor", clause.value}, {"lengths", std::move(lengths)}};
     }
-    default: return to_document(field, clause.value);
+    default:
+      return to_document(field, clause.value);
   }
 }
 
@@ -223,7 +230,9 @@ Document names_of(Policies policies) {
 
 Document row_of(const Fault& fault) {
   Object members{{"id", fault.id}, {"library", kLibraryNames[static_cast<std::size_t>(fault.library)]}};
-  const auto add = [&](std::string_view key, Document value) { members.push_back({std::string(key), std::move(value)}); };
+  const auto add = [&](std::string_view key, Document value) {
+    members.push_back({std::string(key), std::move(value)});
+  };
   if (fault.since.installed()) add("since", fault.since.to_string());
   if (fault.until.installed()) add("until", fault.until.to_string());
   if (fault.sm_min != 0 || fault.sm_max != kNoSmMax) add("sm", List{fault.sm_min, fault.sm_max});

@@ -69,26 +69,35 @@ std::uint64_t word_from(const Document& given) {
 
 Document to_document(const FieldInfo& field, std::int64_t value) {
   switch (field.type) {
-    case FieldType::boolean: return value != 0;
-    case FieldType::integer: return value;
-    case FieldType::backends: return to_document(BackendSet::from_bits(static_cast<std::uint32_t>(value)));
+    case FieldType::boolean:
+      return value != 0;
+    case FieldType::integer:
+      return value;
+    case FieldType::backends:
+      return to_document(BackendSet::from_bits(static_cast<std::uint32_t>(value)));
     case FieldType::choice:
-    case FieldType::version: break;
+    case FieldType::version:
+      break;
   }
   return value_text(field.field, value);
 }
 
 std::int64_t value_from(const FieldInfo& field, const Document& given) {
   switch (field.type) {
-    case FieldType::boolean: return boolean(given, field.name) ? 1 : 0;
-    case FieldType::integer: return integer(given, field.name);
-    case FieldType::backends: return backends_from(given, field.name).set().bits();
+    case FieldType::boolean:
+      return boolean(given, field.name) ? 1 : 0;
+    case FieldType::integer:
+      return integer(given, field.name);
+    case FieldType::backends:
+      return backends_from(given, field.name).set().bits();
     case FieldType::choice:
-    case FieldType::version: break;
+    case FieldType::version:
+      break;
   }
   const auto* name = std::get_if<std::string>(&given.value());
   if (name == nullptr)
-    refuse(field.name, given, field.choices.empty() ? "a version such as \"9.19.0\"" : "one of " + joined(field.choices));
+    refuse(field.name, given,
+           field.choices.empty() ? "a version such as \"9.19.0\"" : "one of " + joined(field.choices));
   return parse_value(field.field, *name);
 }
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // io/records.cpp: a record's parts, each read by the code that owns its names.
+#include "io/records.hpp"
+
 #include <array>
 #include <vector>
 
@@ -10,7 +12,6 @@
 
 #include "io/document.hpp"
 #include "io/environment.hpp"
-#include "io/records.hpp"
 
 namespace cynosure::io {
 namespace {
@@ -128,8 +129,8 @@ Object rule_ids(const Outcome& outcome, Settings settings) {
   std::array<List, kBackendCount> ids;
   const std::vector<Rule> table = rule_table(settings);
   outcome.fired.for_each([&](std::size_t row) {
-    for (const Backend backend : table[row].backends & kTransformerEngineBackends)
-      ids[static_cast<std::size_t>(backend)].push_back(table[row].id);
+    const BackendSet excluded = table[row].backends & kTransformerEngineBackends;
+    for (const Backend backend : excluded) ids[static_cast<std::size_t>(backend)].push_back(table[row].id);
   });
   Object reasons;
   for (const Backend backend : kTransformerEngineBackends)
@@ -137,7 +138,7 @@ Object rule_ids(const Outcome& outcome, Settings settings) {
   return reasons;
 }
 
-Document answer(const Object& record, Policy policy, Settings base) {
+RecordedCall recorded_call(const Object& record, Policy policy, Settings base) {
   constexpr std::array<std::string_view, 4> kKeys{"device", "env", "expect", "params"};
   allow_only(record, kKeys, "record");
   const Device device = read_device(required(record, "device", "record"));
@@ -149,13 +150,16 @@ Document answer(const Object& record, Policy policy, Settings base) {
   settings = settings.with_enabled(settings.enabled() & kTransformerEngineBackends);
   if (const Document* env = find(record, "env"))
     settings = selection_switches(read_environment(*env), settings, problem.features.fp8);
+  return {problem, settings, device};
+}
 
+Document answer(const RecordedCall& call, Policy policy) {
   // Not through the cache: records are many and seldom repeat.
-  const Outcome outcome = evaluate(problem, settings, device);
+  const Outcome outcome = evaluate(call.problem, call.settings, call.device);
   Object line;
-  if (policy == Policy::te) line.push_back({"expect", te_expectation(te_answer(outcome, device))});
+  if (policy == Policy::te) line.push_back({"expect", te_expectation(te_answer(outcome, call.device))});
   line.push_back({"chosen", outcome.backend() ? Document(name(*outcome.backend())) : Document()});
-  line.push_back({"reasons", rule_ids(outcome, settings)});
+  line.push_back({"reasons", rule_ids(outcome, call.settings)});
   return line;
 }
 
@@ -165,9 +169,13 @@ std::string error_line(std::string_view field, std::string_view message) {
 
 }  // namespace
 
+RecordedCall read_record(std::string_view line, Policy policy, Settings base) {
+  return recorded_call(object(parse(line, "record"), "record"), policy, base);
+}
+
 std::string answer_record(std::string_view line, Policy policy, Settings base) {
   try {
-    return to_text(answer(object(parse(line, "record"), "record"), policy, base));
+    return to_text(answer(read_record(line, policy, base), policy));
   } catch (const InvalidField& error) {
     return error_line(error.field(), error.what());
   } catch (const std::exception& error) {

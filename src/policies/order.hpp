@@ -2,9 +2,12 @@
 // policies/order.hpp: the policies. Order only: the first row whose condition holds gives the order, best first.
 #pragma once
 
+#include <string_view>
 #include <tuple>
 
-#include "rules/terms.hpp"
+#include <cynosure/backend.hpp>
+#include <cynosure/device.hpp>
+#include <cynosure/settings.hpp>
 
 namespace cynosure::policies {
 

@@ -16,9 +16,11 @@ constexpr bool no_bias_no_dropout(const auto& c) { return cudnn_no_bias(c) && !c
 
 /// Some tensor of a ragged batch has more than 2^31 - 1 elements (judged by maximum lengths).
 constexpr auto ragged_needs_64_bit(const auto& c) {
-  const std::int64_t q_row = std::int64_t{c.f.heads} * c.f.head_dim_qk;
-  const std::int64_t k_row = std::int64_t{c.f.kv_heads} * c.f.head_dim_qk;
-  const std::int64_t v_row = std::int64_t{c.f.kv_heads} * c.f.head_dim_v;
+  // Beyond 2^31 any row is too long by itself; capped, so that its multiples stay within 64 bits.
+  const auto row_of = [](std::int32_t heads, std::int32_t dim) { return std::min(std::int64_t{heads} * dim, kInt32Max + 1); };
+  const std::int64_t q_row = row_of(c.f.heads, c.f.head_dim_qk);
+  const std::int64_t k_row = row_of(c.f.kv_heads, c.f.head_dim_qk);
+  const std::int64_t v_row = row_of(c.f.kv_heads, c.f.head_dim_v);
   const bool shared_kv = c.layout.group == LayoutGroup::kv_2hd || c.layout.group == LayoutGroup::kv_h2d;
   return both(c, Format::thd) && (c.len.q.product_over_int32(one_buffer_qkv(c) ? 3 * q_row : q_row) ||
                                   c.len.k.product_over_int32(one_buffer_qkv(c) ? 0 : (shared_kv ? 2 * k_row : std::max(k_row, v_row))));

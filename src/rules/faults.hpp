@@ -4,6 +4,7 @@
 
 #include <cynosure/rule_set.hpp>
 
+#include "core/feature_value.hpp"
 #include "rules/terms.hpp"
 
 namespace cynosure::rules {
@@ -18,9 +19,6 @@ namespace cynosure::rules {
   }
   return {};
 }
-
-/// The value of a field that is no length, without the cost of a look-up by name.
-[[nodiscard]] std::int64_t feature_value(Field field, const Features& f, const Device& d, Settings s);
 
 template <class Oracle>
 [[nodiscard]] auto length_clause(const Clause& clause, const LengthFacts<Oracle>& len) -> typename Oracle::Answer {

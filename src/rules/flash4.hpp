@@ -60,9 +60,9 @@ inline constexpr auto kFlash4Rows = std::tuple{
          .required = "for a backward with unequal head dims and qk >= 128 on sm 10.x and 11.x: ceil16(v)/2 divisible by gcd(32, ceil16(qk)/2)",
          .evidence = "specification 1.8, stage 8", .te_stage = 8},
         [](const auto& c) {
-          const auto half_of_ceil16 = [](std::int32_t x) { return (x + 15) / 16 * 16 / 2; };
+          const auto half_of_ceil16 = [](std::int64_t x) { return (x + 15) / 16 * 16 / 2; };
           return datacenter_blackwell(c) && c.f.training && c.f.head_dim_qk != c.f.head_dim_v && c.f.head_dim_qk >= 128 &&
-                 half_of_ceil16(c.f.head_dim_v) % std::gcd(32, half_of_ceil16(c.f.head_dim_qk)) != 0;
+                 half_of_ceil16(c.f.head_dim_v) % std::gcd(std::int64_t{32}, half_of_ceil16(c.f.head_dim_qk)) != 0;
         }),
     row({.id = "flash4.gaps", .backends = Backend::flash4, .reads = {Field::layout, Field::pad_between_seqs}, .required = "ragged batches without gaps between sequences",
          .evidence = "specification 1.8, stage 9", .te_stage = 9},

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/cpp/io_environment_test.cpp: variables to settings, and the grammar of contracts.
-#include <cynosure/errors.hpp>
 #include <gtest/gtest.h>
+
+#include <cynosure/errors.hpp>
 
 #include "io/environment.hpp"
 
@@ -41,11 +42,14 @@ TEST(Environment, ASwitchNeverGivesABackendBack) {
 }
 
 TEST(Environment, NumbersAreReadAsPythonDoes) {
-  for (const std::string_view on : {"1", " 1\n", "+1", "-1", "007", "1_000", "0_1", "\x1c" "5"})
+  for (const std::string_view on : {"1", " 1\n", "+1", "-1", "007", "1_000", "0_1",
+                                    "\x1c"
+                                    "5"})
     EXPECT_EQ(settings("NVTE_FUSED_ATTN", on), Settings()) << on;
   for (const std::string_view off : {"0", "-0", "00", "0_0", "\t0 "})
     EXPECT_EQ(settings("NVTE_FUSED_ATTN", off).enabled(), BackendSet::all() - kCudnnBackends) << off;
-  for (const std::string_view bad : {"", " ", "true", "yes", "1.0", "1e3", "0x1", "_1", "1_", "1__0", "+", "- 1", "1 1", "\xc3\xa9"})
+  for (const std::string_view bad :
+       {"", " ", "true", "yes", "1.0", "1e3", "0x1", "_1", "1_", "1__0", "+", "- 1", "1 1", "\xc3\xa9"})
     EXPECT_NE(refusal("NVTE_FUSED_ATTN", bad), "") << bad;
   EXPECT_NE(refusal("NVTE_FUSED_ATTN", std::string(5000, '1')), "");
 }
@@ -55,7 +59,8 @@ TEST(Environment, AnErrorNamesVariableValueAndWhatIsAccepted) {
   EXPECT_EQ(refusal("CYNOSURE_POLICY", "fast"), "CYNOSURE_POLICY: got 'fast', expected fastest or te");
   EXPECT_EQ(refusal("CYNOSURE_CHECK", "2"), "CYNOSURE_CHECK: got '2', expected 0 or 1");
   EXPECT_EQ(refusal("CYNOSURE_CPU_ISA", "sse"), "CYNOSURE_CPU_ISA: got 'sse', expected generic, avx2, avx512 or amx");
-  EXPECT_EQ(refusal("CYNOSURE_LOG", "all"), "CYNOSURE_LOG: got 'all', expected decisions, reasons or both, with a comma");
+  EXPECT_EQ(refusal("CYNOSURE_LOG", "all"),
+            "CYNOSURE_LOG: got 'all', expected decisions, reasons or both, with a comma");
   EXPECT_NE(refusal("NVTE_DEBUG", "x"), "");
   EXPECT_NE(refusal("NVTE_DEBUG_LEVEL", "x"), "");
   EXPECT_NE(refusal("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "x"), "");
@@ -70,7 +75,8 @@ TEST(Environment, TheRestBecomesSettings) {
   EXPECT_EQ(settings("CYNOSURE_POLICY", "te").policy(), Policy::te);
   EXPECT_EQ(settings("CYNOSURE_BACKEND", "flash3,cudnn"),
             Settings().with_contract(Contract::require, {Backend::flash3, Backend::cudnn}));
-  for (const std::string_view log : {"", "decisions", "decisions, reasons"}) EXPECT_EQ(settings("CYNOSURE_LOG", log), Settings());
+  for (const std::string_view log : {"", "decisions", "decisions, reasons"})
+    EXPECT_EQ(settings("CYNOSURE_LOG", log), Settings());
   EXPECT_EQ(settings("CYNOSURE_CPU_ISA", "avx512"), Settings());
   EXPECT_EQ(settings("CYNOSURE_CHECK", "1"), Settings());
   EXPECT_EQ(settings("NVTE_FUSED_ATTN_BACKEND", "nonsense"), Settings()) << "no code reads it";
@@ -85,7 +91,8 @@ TEST(Environment, ItsNamesAreWhatItReads) {
 }
 
 TEST(Environment, SelectionReadsNumbersOfFp8OnlyWithFp8) {
-  for (const std::string_view name : {"NVTE_FP8_DPA_BWD", "NVTE_DPA_FP8CS_O_in_F16", "NVTE_DPA_FP8DS_AMAX_HISTLEN", "NVTE_DPA_FP8DS_REDUCE_AMAX"}) {
+  for (const std::string_view name :
+       {"NVTE_FP8_DPA_BWD", "NVTE_DPA_FP8CS_O_in_F16", "NVTE_DPA_FP8DS_AMAX_HISTLEN", "NVTE_DPA_FP8DS_REDUCE_AMAX"}) {
     const std::array variables{Variable{name, "on"}};
     EXPECT_EQ(selection_switches(variables, Settings(), false), Settings());
     EXPECT_THROW(static_cast<void>(selection_switches(variables, Settings(), true)), InvalidField);
@@ -111,8 +118,27 @@ TEST(Contract, ReadsTheGrammar) {
 }
 
 TEST(Contract, RefusesTheRest) {
-  for (const std::string_view text : {"", " ", ",", "flash", "Flash3", "AUTO", "auto,cpu", "cpu,", ",cpu", "cpu cudnn", "cpu,cpu", "prefer", "prefer()", "prefer(cpu",
-                                      "prefer cpu", "prefer(cpu))", "prefer(prefer(cpu))", "prefer(auto)", "require()", "demand(cpu)", "prefer(cpu),cudnn"}) {
+  for (const std::string_view text : {"",
+                                      " ",
+                                      ",",
+                                      "flash",
+                                      "Flash3",
+                                      "AUTO",
+                                      "auto,cpu",
+                                      "cpu,",
+                                      ",cpu",
+                                      "cpu cudnn",
+                                      "cpu,cpu",
+                                      "prefer",
+                                      "prefer()",
+                                      "prefer(cpu",
+                                      "prefer cpu",
+                                      "prefer(cpu))",
+                                      "prefer(prefer(cpu))",
+                                      "prefer(auto)",
+                                      "require()",
+                                      "demand(cpu)",
+                                      "prefer(cpu),cudnn"}) {
     try {
       static_cast<void>(parse_contract(text, "backend"));
       ADD_FAILURE() << text;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/cpp/io_json_test.cpp: values to JSON and back, and what reading refuses.
+#include <gtest/gtest.h>
+
 #include <cynosure/errors.hpp>
 #include <cynosure/fields.hpp>
 #include <cynosure/select.hpp>
-#include <gtest/gtest.h>
 
 #include "io/json.hpp"
 
@@ -25,17 +26,23 @@ std::string refused(Read read, std::string_view text) {
 /// A value of a field that is not its default.
 std::int64_t another(const FieldInfo& field, std::int64_t usual) {
   switch (field.type) {
-    case FieldType::integer: return usual == field.max ? usual - 1 : usual + 1;
-    case FieldType::version: return static_cast<std::int64_t>(Version(9, 19, 1, Version::Phase::post, 2).bits());
-    case FieldType::backends: return BackendSet{Backend::cudnn, Backend::unfused}.bits();
+    case FieldType::integer:
+      return usual == field.max ? usual - 1 : usual + 1;
+    case FieldType::version:
+      return static_cast<std::int64_t>(Version(9, 19, 1, Version::Phase::post, 2).bits());
+    case FieldType::backends:
+      return BackendSet{Backend::cudnn, Backend::unfused}.bits();
     case FieldType::boolean:
-    case FieldType::choice: break;
+    case FieldType::choice:
+      break;
   }
   return usual == 0 ? 1 : 0;
 }
 
 bool of_problem(const FieldInfo& field) { return static_cast<std::size_t>(field.field) < kFirstDeviceField; }
-bool of_device(const FieldInfo& field) { return !of_problem(field) && static_cast<std::size_t>(field.field) < kFirstSettingsField; }
+bool of_device(const FieldInfo& field) {
+  return !of_problem(field) && static_cast<std::size_t>(field.field) < kFirstSettingsField;
+}
 
 TEST(JsonProblem, DefaultsAreLeftOut) { EXPECT_EQ(write(Problem()), "{}"); }
 
@@ -71,13 +78,18 @@ TEST(JsonProblem, ShortNamesAreRead) {
 
 TEST(JsonProblem, RefusesEveryKindOfBadInput) {
   const auto field = [](std::string_view text) { return refused(read_problem, text); };
-  for (const std::string_view text : {"", "null", "[]", "3", "{", "{} {}", "{\"heads\":01}", "{\"heads\":NaN}", "{\"heads\":Infinity}", "{'heads':1}", "{\"heads\":1,}",
-                                      "{\"head\":1}", "{\"sm\":90}", "{\"policy\":\"te\"}", "{\"heads\":1,\"heads\":2}", "{\"heads\":1,\"he\\u0061ds\":1}", "/**/{}", "{\"\xff\":1}"})
+  for (const std::string_view text :
+       {"", "null", "[]", "3", "{", "{} {}", "{\"heads\":01}", "{\"heads\":NaN}", "{\"heads\":Infinity}", "{'heads':1}",
+        "{\"heads\":1,}", "{\"head\":1}", "{\"sm\":90}", "{\"policy\":\"te\"}", "{\"heads\":1,\"heads\":2}",
+        "{\"heads\":1,\"he\\u0061ds\":1}", "/**/{}", "{\"\xff\":1}"})
     EXPECT_EQ(field(text), "problem") << text;
-  for (const std::string_view text : {"1.0", "1e3", "1E0", "-0.0", "9223372036854775808", "-9223372036854775809", "1e999", "0", "-1", "2147483648", "\"1\"", "true", "null", "[1]", "{}"})
+  for (const std::string_view text : {"1.0", "1e3", "1E0", "-0.0", "9223372036854775808", "-9223372036854775809",
+                                      "1e999", "0", "-1", "2147483648", "\"1\"", "true", "null", "[1]", "{}"})
     EXPECT_NE(field("{\"heads\":" + std::string(text) + "}"), "") << text;
-  for (const std::string_view text : {"1", "0", "\"true\"", "null"}) EXPECT_EQ(field("{\"causal\":" + std::string(text) + "}"), "causal") << text;
-  for (const std::string_view text : {"0", "\"bfloat\"", "\"\"", "null", "[\"bfloat16\"]"}) EXPECT_EQ(field("{\"dtype\":" + std::string(text) + "}"), "dtype") << text;
+  for (const std::string_view text : {"1", "0", "\"true\"", "null"})
+    EXPECT_EQ(field("{\"causal\":" + std::string(text) + "}"), "causal") << text;
+  for (const std::string_view text : {"0", "\"bfloat\"", "\"\"", "null", "[\"bfloat16\"]"})
+    EXPECT_EQ(field("{\"dtype\":" + std::string(text) + "}"), "dtype") << text;
   EXPECT_EQ(field(std::string(1000, '[')), "problem");
   EXPECT_EQ(field("{\"heads\":" + std::string(100, '[') + std::string(100, ']') + "}"), "problem");
 }
@@ -147,7 +159,8 @@ TEST(JsonSettings, TheWordComesBack) {
 
 TEST(JsonSettings, RefusesBadWords) {
   const auto field = [](std::string_view text) { return refused(read_settings, text); };
-  for (const std::string_view word : {"\"\"", "\"0x\"", "\"3fc1\"", "\"0x3fc1 \"", "\"0x-1\"", "\"0x10000000000003fc1\"", "\"0x3fc2\"", "\"0x0\"", "16321", "null"})
+  for (const std::string_view word : {"\"\"", "\"0x\"", "\"3fc1\"", "\"0x3fc1 \"", "\"0x-1\"",
+                                      "\"0x10000000000003fc1\"", "\"0x3fc2\"", "\"0x0\"", "16321", "null"})
     EXPECT_EQ(field("{\"word\":" + std::string(word) + "}"), "word") << word;
   EXPECT_EQ(field("{}"), "settings");
   EXPECT_EQ(field(R"({"word":"0x3fc1","words":1})"), "settings");
@@ -156,7 +169,8 @@ TEST(JsonSettings, RefusesBadWords) {
 // ---- decisions --------------------------------------------------------------------------------------------------
 
 std::vector<Decision> decisions() {
-  const Problem usual = read_problem(R"({"heads":32,"kv_heads":8,"seqlen_q":4096,"seqlen_k":4096,"head_dim_qk":128,"head_dim_v":128,"causal":true})");
+  const Problem usual = read_problem(
+      R"({"heads":32,"kv_heads":8,"seqlen_q":4096,"seqlen_k":4096,"head_dim_qk":128,"head_dim_v":128,"causal":true})");
   Problem hard = usual;
   hard.features.dropout = true;
   hard.features.bias_type = BiasType::alibi;
@@ -167,7 +181,8 @@ std::vector<Decision> decisions() {
   std::vector<Decision> all;
   for (const std::string_view device : {"cpu", "v100", "a100", "h200", "b200", "rtx5090"})
     for (const Problem& problem : {usual, hard})
-      for (const Settings settings : {Settings(), none, wish}) all.push_back(select(problem, settings, *named_device(device)));
+      for (const Settings settings : {Settings(), none, wish})
+        all.push_back(select(problem, settings, *named_device(device)));
   return all;
 }
 
@@ -188,7 +203,8 @@ std::string changed(std::string text, std::string_view old, std::string_view now
 }
 
 TEST(JsonDecision, ADecisionThatWouldNotBeMadeIsRefused) {
-  const std::string text = write(select(read_problem(R"({"causal":true,"seqlen_q":512,"seqlen_k":512})"), {}, *named_device("h200")));
+  const std::string text =
+      write(select(read_problem(R"({"causal":true,"seqlen_q":512,"seqlen_k":512})"), {}, *named_device("h200")));
   const auto field = [](std::string_view given) { return refused(read_decision, given); };
   EXPECT_EQ(field(text), "");
   EXPECT_EQ(field(changed(text, R"("backend":"cudnn")", R"("backend":null)")), "backend");
@@ -203,7 +219,8 @@ TEST(JsonDecision, ADecisionThatWouldNotBeMadeIsRefused) {
 }
 
 TEST(JsonReason, ComesBack) {
-  Reason reason{Backend::flash3, "flash3.arch", Way::not_eligible, {{"sm", "8.0"}}, "compute \"capability\" 9.0\n", "\xc2\xa7 1.8", true, Fix{"a GPU", true}};
+  Reason reason{Backend::flash3, "flash3.arch", Way::not_eligible, {{"sm", "8.0"}}, "compute \"capability\" 9.0\n",
+                "\xc2\xa7 1.8",  true,          Fix{"a GPU", true}};
   EXPECT_EQ(read_reason(write(reason)), reason);
   reason.fix.reset();
   EXPECT_EQ(read_reason(write(reason)), reason);

@@ -42,7 +42,8 @@ TEST(Records, OnlyBackendsThatTransformerEngineKnowsAreAsked) {
 
 TEST(Records, TheBaseKeepsWhatARecordDoesNotSay) {
   const Settings base = Settings().with_enabled(Backend::unfused).with_policy(Policy::te).with_deterministic(true);
-  const std::string line = R"({"device": {"sm": 90, "cudnn": 91900, "fa2": "2.3.0"}, "env": {"NVTE_FUSED_ATTN": "1"}, "params": {"core_attention_bias_shape": null}})";
+  const std::string line =
+      R"({"device": {"sm": 90, "cudnn": 91900, "fa2": "2.3.0"}, "env": {"NVTE_FUSED_ATTN": "1"}, "params": {"core_attention_bias_shape": null}})";
   const std::string answer = answer_record(line, Policy::fastest, base);
   EXPECT_NE(answer.find("flash2.switched_off"), std::string::npos) << answer;
   EXPECT_EQ(answer.find("deterministic"), std::string::npos) << "determinism is the record's: " << answer;
@@ -84,7 +85,8 @@ constexpr Bad kBad[]{
     {R"({"device": {"sm": 90}, "env": []})", "env"},
     {R"({"device": {"sm": 90}, "env": {"NVTE_FLASH_ATTN": 1}})", "NVTE_FLASH_ATTN"},
     {R"({"device": {"sm": 90}, "env": {"NVTE_FLASH_ATTN": "on"}})", "NVTE_FLASH_ATTN"},
-    {R"({"device": {"sm": 90}, "env": {"NVTE_FP8_DPA_BWD": "on"}, "params": {"fp8": true, "fp8_recipe": {"kind": "delayed"}}})", "NVTE_FP8_DPA_BWD"},
+    {R"({"device": {"sm": 90}, "env": {"NVTE_FP8_DPA_BWD": "on"}, "params": {"fp8": true, "fp8_recipe": {"kind": "delayed"}}})",
+     "NVTE_FP8_DPA_BWD"},
     {R"({"device": {"sm": 90}, "params": null})", "params"},
     {R"({"device": {"sm": 90}, "params": {"heads": 3}})", "heads"},
     {R"({"device": {"sm": 90}, "params": {"kv_cache.is_paged": true}})", "params"},
@@ -99,7 +101,7 @@ constexpr Bad kBad[]{
     {R"({"device": {"sm": 90}, "params": {"attn_mask_type": "triangle"}})", "attn_mask_type"},
     {R"({"device": {"sm": 90}, "params": {"kv_cache": {}}})", "kv_cache"},
     {R"({"device": {"sm": 90}, "params": {"kv_cache": {"is_paged": true, "pages": 1}}})", "kv_cache.pages"},
-    {R"({"device": {"sm": 90}, "params": {"kv_cache": {"is_paged": false}}})", "layout"},
+    {R"({"device": {"sm": 90}, "params": {"kv_cache": {"is_paged": false}}})", "qkv_layout"},
     {R"({"device": {"sm": 90}, "params": {"fp8": true}})", "fp8_recipe"},
     {R"({"device": {"sm": 90}, "params": {"fp8_recipe": {"fp8_dpa": true}}})", "fp8_recipe"},
 };
@@ -112,7 +114,8 @@ TEST(Records, EveryBadLineIsOneErrorThatNamesItsField) {
 }
 
 TEST(Records, AnErrorSaysWhatWasGivenAndWhatIsAllowed) {
-  EXPECT_EQ(te(R"({"device": {"sm": 9}})"), R"({"error":{"field":"device.sm","message":"device.sm: got 9, expected an integer from 10 to 999"}})");
+  EXPECT_EQ(te(R"({"device": {"sm": 9}})"),
+            R"({"error":{"field":"device.sm","message":"device.sm: got 9, expected an integer from 10 to 999"}})");
 }
 
 TEST(Records, DeepOrLongInputIsRefusedShortly) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/cpp/io_rule_set_test.cpp: fault rows as JSON.
-#include <cynosure/errors.hpp>
 #include <gtest/gtest.h>
+
+#include <cynosure/errors.hpp>
 
 #include "io/json.hpp"
 
@@ -10,7 +11,8 @@ namespace {
 
 /// One row with this condition, or with this further member.
 std::string row(std::string_view member) {
-  return R"({"faults":[{"id":"x","library":"cudnn","backends":["cudnn"],)" + std::string(member) + R"("effect":"NaN"}]})";
+  return R"({"faults":[{"id":"x","library":"cudnn","backends":["cudnn"],)" + std::string(member) +
+         R"("effect":"NaN"}]})";
 }
 std::string when(std::string_view conditions) { return row("\"when\":" + std::string(conditions) + ","); }
 
@@ -36,7 +38,9 @@ TEST(JsonRuleSet, EveryMemberIsRead) {
                        .until = Version(2, 8, 4),
                        .sm_min = 80,
                        .sm_max = 90,
-                       .when = {{Field::training, Clause::Op::equals, 1}, {Field::dtype, Clause::Op::one_of, 3}, {Field::seqlen_k, Clause::Op::not_multiple_of, 128}},
+                       .when = {{Field::training, Clause::Op::equals, 1},
+                                {Field::dtype, Clause::Op::one_of, 3},
+                                {Field::seqlen_k, Clause::Op::not_multiple_of, 128}},
                        .policies = Policies::both,
                        .effect = "wrong",
                        .link = "me/mine#1"};
@@ -76,7 +80,8 @@ TEST(JsonRuleSet, CanonicalTextComesBackAsItIs) {
     const std::string text = when(conditions);
     EXPECT_EQ(write(read_rule_set(text)), text);
   }
-  for (const std::string_view member : {R"("since":"9.1.0",)", R"("until":"9.2.0.post1",)", R"("sm":[90,65535],)", R"("policies":["te"],)"}) {
+  for (const std::string_view member :
+       {R"("since":"9.1.0",)", R"("until":"9.2.0.post1",)", R"("sm":[90,65535],)", R"("policies":["te"],)"}) {
     const std::size_t before = row("").find("\"backends\"");
     std::string text = row("");
     text.insert(member.starts_with("\"policies\"") ? text.find("\"effect\"") : before, member);
@@ -95,16 +100,20 @@ TEST(JsonRuleSet, TheBuiltInFaultsComeBack) {
 
 TEST(JsonRuleSet, ClausesInAnyOrderComeBackInThatOrder) {
   using Op = Clause::Op;
-  const std::vector<Clause> clauses{{Field::seqlen_q, Op::at_least, 5},  {Field::training, Op::equals, 1},      {Field::seqlen_q, Op::at_most, 9},
-                                    {Field::seqlen_q, Op::at_most, 8},   {Field::seqlen_q, Op::equals, 6},      {Field::seqlen_q, Op::equals, 6},
-                                    {Field::seqlen_q, Op::not_equals, 7}, {Field::dtype, Op::one_of, 3},         {Field::dtype, Op::none_of, 2},
-                                    {Field::batch, Op::product_over, 1, LengthFact::batch}, {Field::batch, Op::equals, 70000}};
+  const std::vector<Clause> clauses{
+      {Field::seqlen_q, Op::at_least, 5},   {Field::training, Op::equals, 1},
+      {Field::seqlen_q, Op::at_most, 9},    {Field::seqlen_q, Op::at_most, 8},
+      {Field::seqlen_q, Op::equals, 6},     {Field::seqlen_q, Op::equals, 6},
+      {Field::seqlen_q, Op::not_equals, 7}, {Field::dtype, Op::one_of, 3},
+      {Field::dtype, Op::none_of, 2},       {Field::batch, Op::product_over, 1, LengthFact::batch},
+      {Field::batch, Op::equals, 70000}};
   const RuleSet rules({{.id = "x", .backends = Backend::cudnn, .when = clauses, .effect = "e", .link = ""}});
   EXPECT_EQ(read_rule_set(write(rules)), rules) << write(rules);
 }
 
 TEST(JsonRuleSet, RefusesBadRows) {
-  for (const std::string_view text : {"{}", "[]", R"({"faults":{}})", R"({"faults":[1]})", R"({"faults":[],"more":1})", R"({"faults":[{}]})"})
+  for (const std::string_view text :
+       {"{}", "[]", R"({"faults":{}})", R"({"faults":[1]})", R"({"faults":[],"more":1})", R"({"faults":[{}]})"})
     EXPECT_EQ(refused(text), "faults") << text;
   EXPECT_EQ(refused(row("\"since\":9.1,")), "since");
   EXPECT_EQ(refused(row("\"until\":\"soon\",")), "until");

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/fuzz/faults.cpp: fault rows are refused or come back whole, and can be evaluated on any call.
+#include "rules/faults.hpp"
+
 #include <cynosure/errors.hpp>
 #include <cynosure/length_facts.hpp>
 
 #include "check.hpp"
 #include "io/json.hpp"
-#include "rules/faults.hpp"
 
 namespace cynosure::fuzz {
 namespace {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/fuzz/records.cpp: any line has exactly one line of JSON for an answer, twice the same, under either policy.
+#include "io/records.hpp"
+
 #include "check.hpp"
 #include "io/document.hpp"
-#include "io/records.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, std::size_t size) {
   using namespace cynosure;

@@ -32,13 +32,15 @@ void decide(const Problem& problem, const Device& device) {
 }
 
 void decide_anywhere(const Problem& problem) {
-  for (const std::string_view device : {"cpu", "a100", "h200", "b200", "rtx5090"}) decide(problem, *named_device(device));
+  for (const std::string_view device : {"cpu", "a100", "h200", "b200", "rtx5090"})
+    decide(problem, *named_device(device));
 }
 
 void read_contract(std::string_view given) {
   const auto [contract, named] = io::parse_contract(given);
   const Settings settings = Settings().with_contract(contract, named);
-  check(settings.contract() == contract && settings.named() == named, "a contract came back changed", std::string(given));
+  check(settings.contract() == contract && settings.named() == named, "a contract came back changed",
+        std::string(given));
 }
 
 void read_variable(std::string_view given) {
@@ -53,13 +55,20 @@ void read_variable(std::string_view given) {
 void read(std::string_view given) {
   const std::string_view rest = given.substr(1);
   switch (given.front()) {
-    case 'p': return decide_anywhere(round_trip(io::read_problem, rest));
-    case 'd': return decide(Problem(), round_trip(io::read_device, rest));
-    case 's': return static_cast<void>(round_trip(io::read_settings, rest));
-    case 'r': return static_cast<void>(round_trip(io::read_reason, rest));
-    case 'D': return static_cast<void>(round_trip(io::read_decision, rest));
-    case 'c': return read_contract(rest);
-    default: return read_variable(given);
+    case 'p':
+      return decide_anywhere(round_trip(io::read_problem, rest));
+    case 'd':
+      return decide(Problem(), round_trip(io::read_device, rest));
+    case 's':
+      return static_cast<void>(round_trip(io::read_settings, rest));
+    case 'r':
+      return static_cast<void>(round_trip(io::read_reason, rest));
+    case 'D':
+      return static_cast<void>(round_trip(io::read_decision, rest));
+    case 'c':
+      return read_contract(rest);
+    default:
+      return read_variable(given);
   }
 }
 
