@@ -20,7 +20,7 @@ using ParamValue = std::variant<std::monostate, bool, std::int64_t, double, std:
 /// The record. Most of its fields are Features under TransformerEngine's names and defaults; set() knows them by name.
 class AttentionParams {
  public:
-  CYNOSURE_API AttentionParams();  ///< TransformerEngine's defaults (specification 1.1)
+  CYNOSURE_API AttentionParams();  ///< TransformerEngine's defaults (TE spec 1.1)
 
   /// Sets the field with TransformerEngine's name: "max_seqlen_kv", "attn_mask_type", ... Objects come flattened:
   /// "fp8_recipe.kind", ".format", ".fp8_dpa", ".fp8_mha"; "kv_cache.is_paged", ".page_size"; the object itself absent:

@@ -45,7 +45,7 @@ struct Rule {
   Way way = Way::not_eligible;
   FieldList reads;
   std::string_view required;  ///< what would have to hold, as prose
-  std::string_view evidence;  ///< where this comes from: specification section, upstream issue, documentation
+  std::string_view evidence;  ///< where this comes from: an upstream issue, documentation, or "TE spec": docs/transformer_engine.md
   int te_stage = 99;          ///< TransformerEngine's evaluation stage; its order matters in two quirks only
 };
 

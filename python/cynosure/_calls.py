@@ -8,12 +8,26 @@ from typing import Any
 
 from cynosure.problem import Problem
 
-# Shapes from the models' published configurations. Gemma's cap and window alternate between layers; this is the windowed one.
+# Shapes from the models' published configurations. Where windowed and full layers alternate, this is the windowed one.
 MODELS: dict[str, dict[str, Any]] = {
     "Llama-3 8B": {"heads": 32, "kv_heads": 8, "head_dim": 128, "causal": True},
-    "Gemma-2 9B": {"heads": 16, "kv_heads": 8, "head_dim": 256, "causal": True, "softcap": 50.0, "window_size": (4095, 0)},
+    "Gemma-2 9B": {
+        "heads": 16,
+        "kv_heads": 8,
+        "head_dim": 256,
+        "causal": True,
+        "softcap": 50.0,
+        "window_size": (4095, 0),
+    },
     "DeepSeek-V3": {"heads": 128, "head_dim": 192, "head_dim_v": 128, "causal": True},
-    "GPT-OSS 120B": {"heads": 64, "kv_heads": 8, "head_dim": 64, "causal": True, "sinks": True, "window_size": (127, 0)},
+    "GPT-OSS 120B": {
+        "heads": 64,
+        "kv_heads": 8,
+        "head_dim": 64,
+        "causal": True,
+        "sinks": True,
+        "window_size": (127, 0),
+    },
     "Mistral 7B": {"heads": 32, "kv_heads": 8, "head_dim": 128, "causal": True, "window_size": (4095, 0)},
     "Phi-2": {"heads": 32, "head_dim": 80, "causal": True},
     "MPT 7B": {"heads": 32, "head_dim": 128, "causal": True, "alibi_slopes": True},

@@ -105,12 +105,18 @@ def _facts_text(decision: Decision) -> str:
         return "symbolic: one choice for all of them"
     text = "; ".join(f"{fact}: {'unknown' if holds is None else 'yes' if holds else 'no'}" for fact, holds in facts)
     unknown = any(holds is None for _, holds in facts)
-    note = " (unknown: torch cannot decide it here, so only backends that are eligible either way remain)" if unknown else ""
+    note = (
+        " (unknown: torch cannot decide it here, so only backends that are eligible either way remain)"
+        if unknown
+        else ""
+    )
     return f"symbolic, guarded by {text}{note}"
 
 
 def _verdict_table(decision: Decision) -> Table:
-    table = Table(box=box.HORIZONTALS, pad_edge=False, padding=(0, 2, 0, 0), show_lines=True, header_style="bold", expand=False)
+    table = Table(
+        box=box.HORIZONTALS, pad_edge=False, padding=(0, 2, 0, 0), show_lines=True, header_style="bold", expand=False
+    )
     table.add_column("backend", no_wrap=True)
     table.add_column("verdict", min_width=9, max_width=16)
     table.add_column("why, and what would change it", overflow="fold", ratio=1)

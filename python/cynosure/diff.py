@@ -15,6 +15,7 @@ from cynosure._core import Backend
 from cynosure.device import Device
 from cynosure.explain import describe_device, describe_settings, hypothetical
 from cynosure.settings import Settings
+from cynosure.version import Version
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -81,7 +82,11 @@ def machine(text: str, option: str, base: str | None) -> Device:
 def default_machine() -> Device:
     """This machine with all backends built where it has a GPU, else an H200."""
     here = Device.this()
-    return here.replace(built=list(Backend.__members__)) if here.to_dict()["device_kind"] == "cuda" else Device.named("h200")
+    return (
+        here.replace(built=list(Backend.__members__))
+        if here.to_dict()["device_kind"] == "cuda"
+        else Device.named("h200")
+    )
 
 
 def parse_fields(text: str, option: str) -> dict[str, str]:
@@ -112,7 +117,8 @@ def over_grid(old: str, new: str, base: str | None, settings: Settings) -> Diff:
     """The built-in grid on both machines."""
     before, after = machines(old, new, base)
     cases = [
-        Case(label, _decided(problem, before, settings), _decided(problem, after, settings)) for label, problem in _calls.grid()
+        Case(label, _decided(problem, before, settings), _decided(problem, after, settings))
+        for label, problem in _calls.grid()
     ]
     return Diff(describe_device(before), describe_device(after), describe_settings(settings), cases, 0)
 
@@ -137,7 +143,9 @@ def over_records(path: Path, old: str, new: str, base: str | None, policy: str) 
             refused += 1
         else:
             cases.append(Case(_record_label(line, number), answers[0], answers[1]))
-    return Diff(f"each record's machine with {old}", f"each record's machine with {new}", f"policy {policy}", cases, refused)
+    return Diff(
+        f"each record's machine with {old}", f"each record's machine with {new}", f"policy {policy}", cases, refused
+    )
 
 
 Change = Callable[[dict[str, Any]], None]
@@ -148,11 +156,15 @@ def record_change(text: str, option: str, base: str | None) -> Change:
     fields = parse_fields(text, option)
     name = fields.pop("device", base)
     given: dict[str, Any] = {} if name is None else _core.device_dict(Device.named(name).key)
-    device = Device.named("h200").replace(**{field: _value(value) for field, value in fields.items()})  # checks the fields
+    device = Device.named("h200").replace(
+        **{field: _value(value) for field, value in fields.items()}
+    )  # checks the fields
     given.update((field, device.to_dict()[field]) for field in fields)
     unknown = [field for field in fields if field not in RECORD_FIELDS]
     if unknown:
-        raise ValueError(f"{option}: {unknown[0]} is no field of a record's machine, expected {', '.join(RECORD_FIELDS)} or device")
+        raise ValueError(
+            f"{option}: {unknown[0]} is no field of a record's machine, expected {', '.join(RECORD_FIELDS)} or device"
+        )
 
     def change(record: dict[str, Any]) -> None:
         if name is not None:
@@ -167,9 +179,9 @@ def record_change(text: str, option: str, base: str | None) -> Change:
 
 
 def cudnn_integer(version: str) -> int:
-    """cuDNN's own form: 91900 for 9.19.0, 8907 for 8.9.7."""
-    major, minor, patch = _core.version_parts(version)[:3]  # type: ignore[index]
-    return int((10000 if major >= 9 else 1000) * major + 100 * minor + patch)
+    """The form that cuDNN itself reports: 91900 for 9.19.0, 8907 for 8.9.7."""
+    v = Version(version)
+    return (10000 if v.major >= 9 else 1000) * v.major + 100 * v.minor + v.micro
 
 
 def _answered(line: str, change: Change, policy: str, word: int) -> Answer | None:
@@ -203,11 +215,15 @@ class Group:
 
     def against_old(self) -> list[tuple[str, int]]:
         """Rules that appeared against the old choice, with counts."""
-        return _counted(case.new.rules.get(self.old, frozenset()) - case.old.rules.get(self.old, frozenset()) for case in self.cases)
+        return _counted(
+            case.new.rules.get(self.old, frozenset()) - case.old.rules.get(self.old, frozenset()) for case in self.cases
+        )
 
     def against_new(self) -> list[tuple[str, int]]:
         """Rules that went away from the new choice, with counts."""
-        return _counted(case.old.rules.get(self.new, frozenset()) - case.new.rules.get(self.new, frozenset()) for case in self.cases)
+        return _counted(
+            case.old.rules.get(self.new, frozenset()) - case.new.rules.get(self.new, frozenset()) for case in self.cases
+        )
 
 
 def _counted(sets: Iterable[Iterable[str]]) -> list[tuple[str, int]]:
@@ -257,7 +273,8 @@ def to_dict(diff: Diff) -> dict[str, Any]:
             for group in groups(diff)
         ],
         "eligibility": [
-            {"backend": name, "change": change, "count": count, "rules": dict(rules)} for name, change, count, rules in eligibility(diff)
+            {"backend": name, "change": change, "count": count, "rules": dict(rules)}
+            for name, change, count, rules in eligibility(diff)
         ],
     }
 
@@ -278,7 +295,11 @@ def report(diff: Diff) -> RenderableType:
     if found:
         table = table_of("calls", "choice", "why, and for example")
         for group in found:
-            table.add_row(Text(str(len(group.cases)), "bold"), Text(f"{group.old} -> {group.new}", "green"), pairs(_group_rows(group)))
+            table.add_row(
+                Text(str(len(group.cases)), "bold"),
+                Text(f"{group.old} -> {group.new}", "green"),
+                pairs(_group_rows(group)),
+            )
         parts += [Text(), table]
     others = list(eligibility(diff))
     if others:

@@ -26,7 +26,11 @@ def _what_to_do(decision: Decision) -> str:
 
     settings = decision.settings.to_dict()
     off = [name for name in settings["named"] if settings["contract"] == "require" and name not in settings["enabled"]]
-    what = f"no backend may run this call: {', '.join(off)} is required and switched off" if off else "no backend may run this call"
+    what = (
+        f"no backend may run this call: {', '.join(off)} is required and switched off"
+        if off
+        else "no backend may run this call"
+    )
     remedy = best_remedy(decision)
     if remedy is not None:
         return f"{what}. To run {remedy[0].name}: {remedy[1]}"

@@ -21,7 +21,13 @@ from cynosure.settings import Settings, settings_of_word
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-LIBRARIES = {"cudnn": "cuDNN", "flash2": "flash-attn", "flash3": "flash-attn-3", "flash4": "flash-attn-4", "torch": "torch"}
+LIBRARIES = {
+    "cudnn": "cuDNN",
+    "flash2": "flash-attn",
+    "flash3": "flash-attn-3",
+    "flash4": "flash-attn-4",
+    "torch": "torch",
+}
 
 # The ways not to run that rows of the table give, in the order in which a user can do something about them. The fifth
 # is an eligible backend that is not preferred.
@@ -44,6 +50,7 @@ class Explanation(str):
     decision: Decision
 
     def __new__(cls, decision: Decision) -> Explanation:
+        """The text for a decision."""
         explanation = super().__new__(cls, explanation_text(decision))
         explanation.decision = decision
         return explanation
@@ -225,10 +232,12 @@ _GROUND = re.compile(r"policy (\S+), row (\S+) \((.*?)\): ([a-z0-9_, ]+)\. Evide
 
 
 def ground(decision: Decision) -> Ground | None:
-    """The policy's row for this decision, a contract apart; None where the contract leaves it no say over symbolic lengths."""
+    """The policy's row for this decision, a contract apart; None where it has no say: `require`, symbolic lengths."""
     found = _GROUND.search(decision.ground)
     if found is None and not symbolic(decision):  # `require` alone is the ground
-        found = _GROUND.search(_again(decision, _core.settings_with(decision.settings.word, contract="auto", names=[])).ground)
+        found = _GROUND.search(
+            _again(decision, _core.settings_with(decision.settings.word, contract="auto", names=[])).ground
+        )
     if found is None:
         return None
     names = tuple(Backend[name] for name in found[4].split(", "))
@@ -236,7 +245,7 @@ def ground(decision: Decision) -> Ground | None:
 
 
 def preference(decision: Decision) -> tuple[Backend, ...]:
-    """All backends, best first, eligible or not: the contract's, then the policy's, then those that it does not rank."""
+    """All backends, best first, eligible or not: the contract's, then the policy's, then those it does not rank."""
     named = tuple(Backend[name] for name in decision.settings.to_dict()["named"])
     policy = ground(decision)
     return tuple(dict.fromkeys([*named, *(policy.best_first if policy else ()), *Backend]))
@@ -265,7 +274,11 @@ def _order_text(decision: Decision) -> str:
 
 def best_remedy(decision: Decision) -> tuple[Backend, str] | None:
     """The backend that the fewest verified changes make eligible, with these changes."""
-    found = [(text.count("; "), rank, backend, text) for rank, backend in enumerate(preference(decision)) if (text := decision.remedy(backend))]
+    found = [
+        (text.count("; "), rank, backend, text)
+        for rank, backend in enumerate(preference(decision))
+        if (text := decision.remedy(backend))
+    ]
     return min(found)[2:] if found else None
 
 
@@ -296,7 +309,9 @@ def _parts(word: int) -> list[Override]:
     off = [name for name in Backend.__members__ if name not in s["enabled"]]
     if off:
         every = list(Backend.__members__)
-        parts.append(Override("switched_off", f"switched off: {', '.join(off)}", _core.settings_with(word, enabled=every)))
+        parts.append(
+            Override("switched_off", f"switched off: {', '.join(off)}", _core.settings_with(word, enabled=every))
+        )
     if s["deterministic"]:
         parts.append(Override("deterministic", "deterministic", _core.settings_with(word, deterministic=False)))
     if s["rules_digest"]:
@@ -336,9 +351,14 @@ def _all_removed(word: int) -> list[int]:
 
 def _override_line(decision: Decision, part: Override) -> str:
     free = _again(decision, part.without)
-    subject = {"switched_off": f"switching off {part.text.removeprefix('switched off: ')}", "deterministic": "deterministic mode"}.get(part.kind, part.text)
+    subject = {
+        "switched_off": f"switching off {part.text.removeprefix('switched off: ')}",
+        "deterministic": "deterministic mode",
+    }.get(part.kind, part.text)
     removed = [backend.name for backend in free.order if backend not in decision.eligible]
     would = None if free.backend is None or free.backend == decision.backend else free.backend.name
+    if would is None and part.kind == "prefer":
+        return f"{subject} changes nothing: the policy's first choice is the same"
     if would is None:
         what = f"removed {_listed(removed)}" if removed else "removed nothing that could run"
         return f"{subject} {what}; the choice is the same without it"

@@ -14,7 +14,17 @@ from cynosure import _core
 from cynosure._core import Backend
 from cynosure.decision import Decision, Reason
 from cynosure.device import Device
-from cynosure.explain import CHOSEN, NOT_PREFERRED, WAYS, describe_call, describe_device, describe_settings, ground, hypothetical, preference
+from cynosure.explain import (
+    CHOSEN,
+    NOT_PREFERRED,
+    WAYS,
+    describe_call,
+    describe_device,
+    describe_settings,
+    ground,
+    hypothetical,
+    preference,
+)
 from cynosure.problem import Problem
 from cynosure.settings import Settings
 
@@ -22,9 +32,60 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-HEAD_DIMS = (8, 16, 24, 32, 40, 64, 72, 80, 96, 100, 104, 112, 120, 128, 136, 160, 192, 200, 224, 256, 264, 320, 384, 512)
-LENGTHS = (1, 2, 17, 64, 100, 128, 500, 512, 1000, 1023, 1024, 2048, 4095, 4096, 4097, 8192, 16384, 32767, 32768, 65536, 65537, 131072)
+HEAD_DIMS = (
+    8,
+    16,
+    24,
+    32,
+    40,
+    64,
+    72,
+    80,
+    96,
+    100,
+    104,
+    112,
+    120,
+    128,
+    136,
+    160,
+    192,
+    200,
+    224,
+    256,
+    264,
+    320,
+    384,
+    512,
+)
+LENGTHS = (
+    1,
+    2,
+    17,
+    64,
+    100,
+    128,
+    500,
+    512,
+    1000,
+    1023,
+    1024,
+    2048,
+    4095,
+    4096,
+    4097,
+    8192,
+    16384,
+    32767,
+    32768,
+    65536,
+    65537,
+    131072,
+)
 PHASES = ("forward", "training")
+
+# What differs from cell to cell by itself: the page's script puts the cell's own values there.
+OWN = ("head_dim_qk", "head_dim_v", "seqlen_q", "seqlen_k")
 
 # Okabe and Ito's colours, told apart with any colour vision; each cell has its backend's letter as well.
 LOOKS: dict[str, tuple[str, str, str]] = {  # letter, background, foreground
@@ -50,7 +111,7 @@ class Matrix:
     call: str  # what all cells have in common
     seqlen_q: int | None  # of every cell; None: queries are as long as keys
     lengths: tuple[int, ...]
-    cells: dict[tuple[str, int, int], Decision | None]  # None: there is no such call, a head dim that v's cannot go with
+    cells: dict[tuple[str, int, int], Decision]
 
 
 Call = Callable[..., Problem]
@@ -58,12 +119,15 @@ Call = Callable[..., Problem]
 
 def sweep(call: Call, device: Device, settings: Settings, device_name: str, seqlen_q: int | None) -> Matrix:
     """Decides every cell. `call` makes the problem from head_dim, seqlen_q, seqlen_k and training."""
-    cells: dict[tuple[str, int, int], Decision | None] = {}
+    cells: dict[tuple[str, int, int], Decision] = {}
     for phase in PHASES:
         for head_dim in HEAD_DIMS:
             for length in LENGTHS:
                 problem = call(
-                    head_dim=head_dim, seqlen_q=length if seqlen_q is None else seqlen_q, seqlen_k=length, training=phase == "training"
+                    head_dim=head_dim,
+                    seqlen_q=length if seqlen_q is None else seqlen_q,
+                    seqlen_k=length,
+                    training=phase == "training",
                 )
                 cells[phase, head_dim, length] = hypothetical(problem, device, settings)
     common = call(head_dim=HEAD_DIMS[0], seqlen_q=1, seqlen_k=1, training=False)
@@ -73,7 +137,11 @@ def sweep(call: Call, device: Device, settings: Settings, device_name: str, seql
 def _common_text(problem: Problem, seqlen_q: int | None) -> str:
     """What does not vary, from the line that describes a call."""
     varying = ("head dim", "batch ", "inference")
-    parts = [part for part in describe_call(problem.to_dict()).split(", ") if not part.startswith(varying) and " x " not in part]
+    parts = [
+        part
+        for part in describe_call(problem.to_dict()).split(", ")
+        if not part.startswith(varying) and " x " not in part
+    ]
     parts.insert(1, f"batch {problem.batch}")
     if seqlen_q is not None:
         parts.append("1 query" if seqlen_q == 1 else f"{seqlen_q} queries")
@@ -85,9 +153,9 @@ def length_text(length: int) -> str:
     return f"{length // 1024}k" if length >= 1024 and length % 1024 == 0 else str(length)
 
 
-def chosen_name(decision: Decision | None) -> str:
+def chosen_name(decision: Decision) -> str:
     """The backend of a cell."""
-    return "none" if decision is None or decision.backend is None else decision.backend.name
+    return "none" if decision.backend is None else decision.backend.name
 
 
 def title(matrix: Matrix) -> str:
@@ -97,9 +165,11 @@ def title(matrix: Matrix) -> str:
 
 def _ground_of(matrix: Matrix) -> list[str]:
     """The policy's rows that gave the orders, with their evidence."""
-    grounds = dict.fromkeys(ground(decision) for decision in matrix.cells.values() if decision is not None)
+    grounds = dict.fromkeys(ground(decision) for decision in matrix.cells.values())
     return [
-        f"policy {g.policy} ({g.when}) prefers {', '.join(b.name for b in g.best_first)}. Evidence: {g.evidence}" for g in grounds if g is not None
+        f"policy {g.policy} ({g.when}) prefers {', '.join(b.name for b in g.best_first)}. Evidence: {g.evidence}"
+        for g in grounds
+        if g is not None
     ]
 
 
@@ -110,14 +180,20 @@ def to_dict(matrix: Matrix) -> dict[str, Any]:
         "settings": matrix.settings.to_dict(),
         "call": matrix.call,
         "cells": [
-            {"phase": phase, "head_dim": head_dim, "length": length, "backend": chosen_name(cell), "eligible": _eligible(cell)}
+            {
+                "phase": phase,
+                "head_dim": head_dim,
+                "length": length,
+                "backend": chosen_name(cell),
+                "eligible": _eligible(cell),
+            }
             for (phase, head_dim, length), cell in matrix.cells.items()
         ],
     }
 
 
-def _eligible(decision: Decision | None) -> list[str]:
-    return [] if decision is None else [backend.name for backend in decision.eligible]
+def _eligible(decision: Decision) -> list[str]:
+    return [backend.name for backend in decision.eligible]
 
 
 # --- the terminal
@@ -170,7 +246,7 @@ def _legend(matrix: Matrix) -> Text:
     for name, (letter, background, foreground) in LOOKS.items():
         if name in counts:
             text.append(f" {letter} ", f"{foreground} on {background}")
-            text.append(f" {'no backend' if name == 'none' else name} {counts.count(name)}   ")
+            text.append(f" {_label(name)} {counts.count(name)}   ")
     return text
 
 
@@ -197,14 +273,19 @@ def html(matrix: Matrix) -> str:
     """One page without outside resources: the tables, and the reasons of a cell on hover, focus and tap."""
     template = resources.files("cynosure").joinpath("matrix.html").read_text(encoding="utf-8")
     data = json.dumps(_page_data(matrix), separators=(",", ":")).replace("</", "<\\/")
-    head = [("Machine", f"{matrix.device_name}: {describe_device(matrix.device)}"), ("Settings", describe_settings(matrix.settings))]
+    head = [
+        ("Machine", f"{matrix.device_name}: {describe_device(matrix.device)}"),
+        ("Settings", describe_settings(matrix.settings)),
+    ]
     head += [("Order", line) for line in _ground_of(matrix)]
     fills = {
         "TITLE": _html.escape(f"Attention backends on {matrix.device_name}"),
         "CALL": _html.escape(matrix.call),
         "HEAD": "\n".join(f"<dt>{name}</dt><dd>{_html.escape(text)}</dd>" for name, text in head),
         "LEGEND": "\n".join(_legend_button(name, matrix) for name in LOOKS if _appears(name, matrix)),
-        "COLORS": "\n".join(f".b-{name} {{ background: {back}; color: {front}; }}" for name, (_, back, front) in LOOKS.items()),
+        "COLORS": "\n".join(
+            f".b-{name} {{ background: {back}; color: {front}; }}" for name, (_, back, front) in LOOKS.items()
+        ),
         "TABLES": "\n".join(_page_table(matrix, phase) for phase in PHASES),
         "VERSION": _html.escape(_core.__version__),
         "DATA": data,
@@ -219,13 +300,15 @@ def _appears(name: str, matrix: Matrix) -> bool:
     return any(name == chosen_name(cell) or name in _eligible(cell) for cell in matrix.cells.values())
 
 
+def _label(name: str) -> str:
+    return "no backend" if name == "none" else name
+
+
 def _legend_button(name: str, matrix: Matrix) -> str:
     count = sum(chosen_name(cell) == name for cell in matrix.cells.values())
-    label = "no backend" if name == "none" else name
-    return (
-        f'<button type="button" aria-pressed="false" data-backend="{name}"><b class="key b-{name}">{LOOKS[name][0]}</b> '
-        f"{label} <small>{count}</small></button>"
-    )
+    key = f'<b class="key b-{name}">{LOOKS[name][0]}</b>'
+    content = f"{key} {_label(name)} <small>{count}</small>"
+    return f'<button type="button" aria-pressed="false" data-backend="{name}">{content}</button>'
 
 
 def _page_table(matrix: Matrix, phase: str) -> str:
@@ -236,29 +319,35 @@ def _page_table(matrix: Matrix, phase: str) -> str:
         cells = "".join(_page_cell(matrix, phase, head_dim, length) for length in matrix.lengths)
         rows.append(f'<tr><th scope="row">{head_dim}</th>{cells}</tr>')
     text = "forward alone" if phase == "forward" else "forward and backward"
+    head = f'<tr><th class="corner" scope="col">dim \\ len</th>{columns}</tr>'
     return (
         f'<section><h2>{phase.capitalize()} <small>{text}</small></h2><div class="scroll">'
-        f'<table id="{phase}" aria-label="{phase}: chosen backend by head dim and length"><thead><tr>'
-        f'<th class="corner" scope="col">dim \\ len</th>{columns}</tr></thead><tbody>{"".join(rows)}</tbody></table></div></section>'
+        f'<table id="{phase}" aria-label="{phase}: chosen backend by head dim and length">'
+        f"<thead>{head}</thead><tbody>{''.join(rows)}</tbody></table></div></section>"
     )
 
 
 def _page_cell(matrix: Matrix, phase: str, head_dim: int, length: int) -> str:
     name = chosen_name(matrix.cells[phase, head_dim, length])
-    first = head_dim == HEAD_DIMS[0] and length == matrix.lengths[0]
-    label = f"head dim {head_dim}, length {length}: {'no backend' if name == 'none' else name}"
-    return f'<td><button type="button" class="b-{name}" tabindex="{0 if first else -1}" aria-label="{label}">{LOOKS[name][0]}</button></td>'
+    first = phase == PHASES[0] and head_dim == HEAD_DIMS[0] and length == matrix.lengths[0]
+    label = f"head dim {head_dim}, length {length}: {_label(name)}"
+    attributes = f'type="button" class="b-{name}" tabindex="{0 if first else -1}" aria-label="{label}"'
+    return f"<td><button {attributes}>{LOOKS[name][0]}</button></td>"
 
 
 def _page_data(matrix: Matrix) -> dict[str, Any]:
     """What the page's script needs: per cell a verdict for each backend, everything that repeats held once."""
     rules, verdicts = Pool(), Pool()
-    cells = {phase: [_cell_data(matrix.cells[phase, d, n], rules, verdicts) for d in HEAD_DIMS for n in matrix.lengths] for phase in PHASES}
+    cells = {
+        phase: [_cell_data(matrix.cells[phase, d, n], rules, verdicts) for d in HEAD_DIMS for n in matrix.lengths]
+        for phase in PHASES
+    }
     return {
         "dims": HEAD_DIMS,
         "lengths": matrix.lengths,
-        "queries": matrix.seqlen_q,
+        "own": {"seqlen_q": matrix.seqlen_q, "head_dim_v": _fixed_head_dim_v(matrix)},
         "backends": list(Backend.__members__),
+        "letters": {name: letter for name, (letter, _, _) in LOOKS.items()},
         "ways": {**WAYS, "chosen": CHOSEN, "eligible": NOT_PREFERRED},
         "rules": rules.values,
         "verdicts": verdicts.values,
@@ -266,10 +355,14 @@ def _page_data(matrix: Matrix) -> dict[str, Any]:
     }
 
 
-def _cell_data(decision: Decision | None, rules: Pool, verdicts: Pool) -> list[int]:
+def _fixed_head_dim_v(matrix: Matrix) -> int | None:
+    """The head dim of v where it is not that of q and k."""
+    found = {cell.problem.head_dim_v for cell in matrix.cells.values()}
+    return found.pop() if len(found) == 1 else None
+
+
+def _cell_data(decision: Decision, rules: Pool, verdicts: Pool) -> list[int]:
     """Positions of the verdicts, best backend first."""
-    if decision is None:
-        return []
     reasons = decision.reasons
     found = []
     for backend in preference(decision):
@@ -278,13 +371,9 @@ def _cell_data(decision: Decision | None, rules: Pool, verdicts: Pool) -> list[i
     return found
 
 
-# What differs from cell to cell by itself; the script puts the cell's own values there.
-OWN = ("head_dim_qk", "head_dim_v", "seqlen_q", "seqlen_k")
-
-
 def _reason_data(reason: Reason, rules: Pool) -> list[Any]:
     """[rule, given, fix]."""
     rule = rules.add([reason.rule, reason.way, reason.required, reason.evidence])
-    given = [[name, value] for name, value in reason.actual]
+    given = [[name, None if name in OWN else value] for name, value in reason.actual]
     fix = None if reason.fix is None else reason.fix.text + (" (enough by itself)" if reason.fix.makes_eligible else "")
     return [rule, given, fix]

@@ -139,6 +139,7 @@ void problem_changes(const Facts& facts, Field field, std::vector<Change>& chang
     case Field::head_dim_qk:
     case Field::head_dim_v:
       for (const std::int32_t multiple : {8, 16}) {
+        if (round_up(std::max(f.head_dim_qk, f.head_dim_v), multiple) > kInt32Max) break;
         const auto padded = [multiple](std::int32_t d) { return static_cast<std::int32_t>(round_up(d, multiple)); };
         add("head dims padded to " + std::to_string(padded(f.head_dim_qk)) + " and " + std::to_string(padded(f.head_dim_v)),
             [padded](Features& g, Lengths&) { g.head_dim_qk = padded(g.head_dim_qk); g.head_dim_v = padded(g.head_dim_v); });

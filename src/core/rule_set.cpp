@@ -45,6 +45,11 @@ void check(const Fault& fault, const Clause& clause) {
   if (ordered && field.type != FieldType::integer) throw std::invalid_argument(where + "at_most, at_least and multiple_of are for integers");
   if (field.type == FieldType::version || field.type == FieldType::backends)
     throw std::invalid_argument(where + "versions belong in library, since and until; sets of backends in backends");
+  const bool named = field.type == FieldType::choice || field.type == FieldType::boolean;
+  if (named && !set && (clause.value < field.min || clause.value > field.max))
+    throw std::invalid_argument(where + "got " + std::to_string(clause.value) + ", which is no value of this field");
+  if (set && (clause.value <= 0 || clause.value >= (std::int64_t{1} << (field.max + 1))))
+    throw std::invalid_argument(where + "a list of values must name at least one of the field's choices, and no others");
   if (is_length(clause.field) && clause.value < 0) throw std::invalid_argument(where + "got " + std::to_string(clause.value) + ", expected 0 or more");
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// detect/flash.hpp: which releases of the FlashAttention packages are accepted (specification 1.3).
+// detect/flash.hpp: which releases of the FlashAttention packages are accepted (TE spec 1.3).
 // A refused package counts as not installed. FlashAttention 3 has no bounds.
 #pragma once
 

@@ -21,7 +21,7 @@ using Variable = std::pair<std::string_view, std::string_view>;  ///< name and v
 /// The names settings_from_environment reads, for the edge that has to ask for each of them.
 [[nodiscard]] std::vector<std::string_view> environment_names();
 
-/// Only the variables that TransformerEngine reads at each selection (specification 1.4). `fp8`: FP8 is on, and then
+/// Only the variables that TransformerEngine reads at each selection (TE spec 1.4). `fp8`: FP8 is on, and then
 /// it reads a few numbers that decide nothing but have to be numbers.
 [[nodiscard]] Settings selection_switches(std::span<const Variable> variables, Settings base, bool fp8);
 

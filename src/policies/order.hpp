@@ -43,7 +43,7 @@ inline constexpr auto kFastest = std::tuple{
            "huggingface/transformers#48163: cuDNN at 0.88 of FlashAttention on an RTX PRO 6000"},
           [](const auto& c) { return c.d.sm >= 120; }),
     order({"sm10x", "sm 10.x and 11.x", {cudnn, cudnn_fp8, flash4, flash2, aten_flash, flash3, unfused},
-           "no measurement of ours; TransformerEngine's order (specification 1.6, stage 22: cuDNN first from sm 9.0 on)"},
+           "no measurement of ours; TransformerEngine's order (TE spec 1.6, stage 22: cuDNN first from sm 9.0 on)"},
           [](const auto& c) { return c.d.sm >= 100; }),
     order({"sm8x", "sm 8.x", {flash2, aten_flash, cudnn, cudnn_fp8, unfused},
            "huggingface/transformers#48163: cuDNN at 0.82 of FlashAttention on an A100, 0.93 on an A10G"},
@@ -51,12 +51,12 @@ inline constexpr auto kFastest = std::tuple{
     order({"older", "sm below 8.0", {unfused}, "no fused kernel supports it"}, [](const auto&) { return true; }),
 };
 
-/// Policy `te`: TransformerEngine's order (specification 1.6, stages 21 to 23). Backends that it does not know come
+/// Policy `te`: TransformerEngine's order (TE spec 1.6, stages 21 to 23). Backends that it does not know come
 /// after all of its own; only a contract that names them makes them eligible.
 inline constexpr auto kTe = std::tuple{
-    order({"te.cudnn_first", "sm 9.0 and newer", {cudnn, cudnn_fp8, flash4, flash3, flash2, unfused, aten_flash, cpu}, "specification 1.6, stages 22 and 23"},
+    order({"te.cudnn_first", "sm 9.0 and newer", {cudnn, cudnn_fp8, flash4, flash3, flash2, unfused, aten_flash, cpu}, "TE spec 1.6, stages 22 and 23"},
           [](const auto& c) { return c.d.sm >= 90; }),
-    order({"te.flash_first", "older than sm 9.0", {flash4, flash3, flash2, cudnn, cudnn_fp8, unfused, aten_flash, cpu}, "specification 1.6, stages 22 and 23"},
+    order({"te.flash_first", "older than sm 9.0", {flash4, flash3, flash2, cudnn, cudnn_fp8, unfused, aten_flash, cpu}, "TE spec 1.6, stages 22 and 23"},
           [](const auto&) { return true; }),
 };
 

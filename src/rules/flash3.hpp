@@ -11,34 +11,34 @@ namespace cynosure::rules {
 
 inline constexpr auto kFlash3Rows = std::tuple{
     row({.id = "flash3.arch", .backends = Backend::flash3, .reads = {Field::sm}, .required = "compute capability 9.0",
-         .evidence = "specification 1.8, stage 1", .te_stage = 1},
+         .evidence = "TE spec 1.8, stage 1", .te_stage = 1},
         [](const auto& c) { return c.d.sm != 90; }),
     row({.id = "flash3.dtype", .backends = Backend::flash3, .reads = {Field::dtype}, .required = "bfloat16, float16 or float8_e4m3",
-         .evidence = "specification 1.8, stage 2", .te_stage = 2},
+         .evidence = "TE spec 1.8, stage 2", .te_stage = 2},
         [](const auto& c) { return !half(c.f.dtype) && c.f.dtype != DType::float8_e4m3; }),
     row({.id = "flash3.tensor_kind", .backends = Backend::flash3, .reads = {Field::tensor_kind}, .required = "plain or Float8 tensors",
-         .evidence = "specification 1.8, stage 2; 1.15 Q10", .te_stage = 2},
+         .evidence = "TE spec 1.8, stage 2; 1.15 Q10", .te_stage = 2},
         [](const auto& c) {
           return !plain_tensor(c) && c.f.tensor_kind != TensorKind::float8 && c.f.tensor_kind != TensorKind::float8_storage;
         }),
     row({.id = "flash3.fp8_training", .backends = Backend::flash3, .reads = {Field::fp8_dpa, Field::training}, .required = "FP8 attention in inference only",
-         .evidence = "specification 1.8, stage 3", .te_stage = 3},
+         .evidence = "TE spec 1.8, stage 3", .te_stage = 3},
         [](const auto& c) { return fp8_attention(c) && c.f.training; }),
     row({.id = "flash3.fp8_recipe", .backends = Backend::flash3, .reads = {Field::fp8_dpa, Field::fp8_recipe}, .required = "FP8 recipe delayed or current",
-         .evidence = "specification 1.8, stage 3", .te_stage = 3},
+         .evidence = "TE spec 1.8, stage 3", .te_stage = 3},
         [](const auto& c) { return fp8_attention(c) && c.f.fp8_recipe != Fp8Recipe::delayed && c.f.fp8_recipe != Fp8Recipe::current; }),
     row({.id = "flash3.kv_cache_fp8", .backends = Backend::flash3, .reads = {Field::kv_cache, Field::fp8_dpa, Field::layout},
-         .required = "FP8 attention over a KV cache with queries in thd", .evidence = "specification 1.8, stage 7", .te_stage = 7},
+         .required = "FP8 attention over a KV cache with queries in thd", .evidence = "TE spec 1.8, stage 7", .te_stage = 7},
         [](const auto& c) { return c.f.kv_cache != KvCache::none && fp8_attention(c) && c.layout.q != Format::thd; }),
     row({.id = "flash3.head_dim", .backends = Backend::flash3, .reads = {Field::head_dim_qk}, .required = "head_dim_qk at most 256",
-         .evidence = "specification 1.8, stage 8", .te_stage = 8},
+         .evidence = "TE spec 1.8, stage 8", .te_stage = 8},
         [](const auto& c) { return c.f.head_dim_qk > 256; }),
     row({.id = "flash3.heads", .backends = Backend::flash3, .reads = {Field::heads, Field::kv_heads}, .required = "heads divisible by kv_heads",
-         .evidence = "specification 1.8, stage 8", .te_stage = 8},
+         .evidence = "TE spec 1.8, stage 8", .te_stage = 8},
         [](const auto& c) { return c.f.heads % c.f.kv_heads != 0; }),
     row({.id = "flash3.head_dims", .backends = Backend::flash3, .reads = {Field::head_dim_qk, Field::head_dim_v, Field::dtype},
          .required = "equal head dims; or 128 < qk <= 192 with 96 < v <= 128; or qk <= 64 with v <= 512 (16 bit above 256)",
-         .evidence = "specification 1.8, stage 8", .te_stage = 8},
+         .evidence = "TE spec 1.8, stage 8", .te_stage = 8},
         [](const auto& c) {
           const std::int32_t qk = c.f.head_dim_qk;
           const std::int32_t dv = c.f.head_dim_v;
@@ -46,13 +46,13 @@ inline constexpr auto kFlash3Rows = std::tuple{
           return qk != dv && !(pair && (dv <= 256 || half(c.f.dtype)));
         }),
     row({.id = "flash3.dropout", .backends = Backend::flash3, .reads = {Field::dropout}, .required = "no dropout",
-         .evidence = "specification 1.8, stage 10", .te_stage = 10},
+         .evidence = "TE spec 1.8, stage 10", .te_stage = 10},
         [](const auto& c) { return c.f.dropout; }),
     row({.id = "flash3.alibi", .backends = Backend::flash3, .reads = {Field::bias_type}, .required = "no ALiBi",
-         .evidence = "specification 1.8, stage 15", .te_stage = 15},
+         .evidence = "TE spec 1.8, stage 15", .te_stage = 15},
         [](const auto& c) { return c.f.bias_type == BiasType::alibi; }),
     row({.id = "flash3.deterministic", .backends = Backend::flash3, .reads = {Field::deterministic, Field::training, Field::head_dim_qk, Field::head_dim_v},
-         .required = "a deterministic backward with head dims below 256", .evidence = "specification 1.8, stage 18", .te_stage = 18},
+         .required = "a deterministic backward with head dims below 256", .evidence = "TE spec 1.8, stage 18", .te_stage = 18},
         [](const auto& c) { return c.s.deterministic() && c.f.training && std::max(c.f.head_dim_qk, c.f.head_dim_v) >= 256; }),
 
     // ours

@@ -434,7 +434,7 @@ TEST(Faults, D6AndD7BatchOf65536) {
   EXPECT_TRUE((select(problem, {}, device).eligible() & all).empty());
 }
 
-/// D8, against TransformerEngine's two conditions written out (specification 1.10, after N).
+/// D8, against TransformerEngine's two conditions written out (TE spec 1.10, after N).
 TEST(Faults, D8AnswersAsTransformerEngine) {
   const Settings te = Settings().with_policy(Policy::te);
   const std::size_t window = row_of("fault.cudnn_9_14_0_window");
