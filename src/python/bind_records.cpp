@@ -92,43 +92,42 @@ std::int64_t settings_from_environment(const nb::tuple& values, bool determinist
   return word_of(io::settings_from_environment(variables, base));
 }
 
-/// The last word made from the environment, with what it was made from. Values are compared by identity: os.environ
-/// puts a new object in its dict whenever a variable is set. Under the interpreter's lock.
-struct LastWord {
+/// What was last made from the environment, and of what. Values are compared by identity: os.environ puts a new object in
+/// its dict whenever a variable is set, and those held here cannot be replaced by others. Under the interpreter's lock.
+struct Remembered {
   std::vector<nb::object> keys;
-  std::vector<nb::object> values;
+  nb::tuple values;
   bool deterministic = false;
   int matmul_precision = 0;
   std::int64_t added = 0;
-  std::int64_t word = 0;
-  bool valid = false;
+  nb::object made;
 };
-LastWord& last_word() {
-  static auto* last = new LastWord;  // never destroyed: the interpreter may be gone by then
+Remembered& remembered() {
+  static auto* last = new Remembered;  // never destroyed: the interpreter may be gone by then
   if (last->keys.empty())
     for (const std::string& name : environment()) last->keys.push_back(nb::bytes(name.data(), name.size()));
   return *last;
 }
 
-nb::object known_word(const nb::dict& environ, bool deterministic, int matmul_precision, std::int64_t added) {
-  const LastWord& last = last_word();
-  if (!last.valid || last.deterministic != deterministic || last.matmul_precision != matmul_precision || last.added != added) return nb::none();
+nb::object recall(const nb::dict& environ, bool deterministic, int matmul_precision, std::int64_t added) {
+  const Remembered& last = remembered();
+  if (!last.made.is_valid() || last.deterministic != deterministic || last.matmul_precision != matmul_precision || last.added != added) return nb::none();
   for (std::size_t i = 0; i < last.keys.size(); ++i) {
     PyObject* value = PyDict_GetItem(environ.ptr(), last.keys[i].ptr());
-    if (value != last.values[i].ptr()) return nb::none();
+    if ((value == nullptr ? Py_None : value) != PyTuple_GET_ITEM(last.values.ptr(), static_cast<Py_ssize_t>(i))) return nb::none();
   }
-  return nb::int_(last.word);
+  return last.made;
 }
 
-void remember_word(const nb::dict& environ, bool deterministic, int matmul_precision, std::int64_t added, std::int64_t word) {
-  LastWord& last = last_word();
-  last.values.clear();
-  for (const nb::object& key : last.keys) last.values.push_back(nb::borrow(PyDict_GetItem(environ.ptr(), key.ptr())));
+/// The values are those that `made` was made from, not those of now: another thread may have changed the environment.
+void remember(const nb::tuple& values, bool deterministic, int matmul_precision, std::int64_t added, const nb::object& made) {
+  Remembered& last = remembered();
+  if (values.size() != last.keys.size()) throw std::invalid_argument("remember: one value for each of ENVIRONMENT");
+  last.values = values;
   last.deterministic = deterministic;
   last.matmul_precision = matmul_precision;
   last.added = added;
-  last.word = word;
-  last.valid = true;
+  last.made = made;
 }
 
 nb::list fault_rows() {
@@ -145,8 +144,9 @@ void bind_records(nb::module_& m) {
   m.attr("ENVIRONMENT") = nb::tuple(names);
   m.def("settings_from_environment", &settings_from_environment, nb::arg("values"), nb::arg("deterministic"), nb::arg("matmul_precision"),
         nb::arg("rules_digest"), "The word for values of ENVIRONMENT, each bytes or None. Raises ValueError naming the variable.");
-  m.def("known_word", &known_word, nb::arg("environ"), nb::arg("deterministic"), nb::arg("matmul_precision"), nb::arg("added"));
-  m.def("remember_word", &remember_word, nb::arg("environ"), nb::arg("deterministic"), nb::arg("matmul_precision"), nb::arg("added"), nb::arg("word"));
+  m.def("recall", &recall, nb::arg("environ"), nb::arg("deterministic"), nb::arg("matmul_precision"), nb::arg("added"),
+        "What was remembered for these values of the environment and flags, or None.");
+  m.def("remember", &remember, nb::arg("values"), nb::arg("deterministic"), nb::arg("matmul_precision"), nb::arg("added"), nb::arg("made"));
   m.def(
       "parse_contract",
       [](std::string_view text) {

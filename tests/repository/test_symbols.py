@@ -28,7 +28,8 @@ ALLOWED = re.compile(
             r"abort|__assert_fail|__stack_chk_fail|__glibcxx_assert_fail",  # the end
             r"v?snprintf|__v?snprintf_chk|isspace|isdigit|isalpha|isalnum|tolower|toupper|__ctype_\w+",  # text
             r"__errno_location|(?:floor|ceil|round|trunc|sqrt|pow|exp2?|log2?|fmod|lround|llround)[fl]?",
-            r"pthread_\w+|__tls_get_addr|__once_proxy|clock_gettime",  # locks; a time for the ledger
+            r"pthread_\w+|__tls_get_addr|__once_proxy|__libc_single_threaded",  # locks, shared pointers
+            r"__popcountdi2",  # counting bits without the instruction
         ]
     )
 )
