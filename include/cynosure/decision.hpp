@@ -73,6 +73,15 @@ struct Fix {
   bool operator==(const Fix&) const = default;
 };
 
+/// Where the order comes from: the policy's row, a contract apart. Borrows from the policy's table.
+struct Ground {
+  Policy policy{};
+  std::string_view row;
+  std::string_view when;  ///< the row's condition, as prose
+  BackendList best_first;
+  std::string_view evidence;
+};
+
 /// One rule that fired against one backend.
 struct Reason {
   struct Actual {
@@ -106,7 +115,8 @@ class Decision {
   [[nodiscard]] BackendSet eligible() const { return outcome_.eligible; }
   /// Best first: the eligible backends in the order of contract and policy.
   [[nodiscard]] CYNOSURE_API std::vector<Backend> order() const;
-  /// Why this order: the policy's row and, with a contract, what it put first.
+  [[nodiscard]] CYNOSURE_API Ground policy_ground() const;
+  /// Why this order, as prose: the contract, then the policy's row.
   [[nodiscard]] CYNOSURE_API std::string ground() const;
   [[nodiscard]] CYNOSURE_API std::vector<Reason> reasons() const;                 ///< all, in backend then table order
   [[nodiscard]] CYNOSURE_API std::vector<Reason> reasons(Backend backend) const;  ///< empty exactly when eligible

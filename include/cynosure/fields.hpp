@@ -27,11 +27,11 @@ enum class Field : std::uint8_t {
   // device
   device_kind, sm, sm_count, cpu_isa, cudnn, flash2, flash3, flash4, torch, built, interpreter,
   // settings
-  enabled, contract, policy, deterministic, matmul_precision, emulate_fp8, onnx_export, enforce,
+  switched_off, contract, policy, deterministic, matmul_precision, emulate_fp8, onnx_export, enforce,
 };
 inline constexpr std::size_t kFieldCount = static_cast<std::size_t>(Field::enforce) + 1;
 inline constexpr std::size_t kFirstDeviceField = static_cast<std::size_t>(Field::device_kind);
-inline constexpr std::size_t kFirstSettingsField = static_cast<std::size_t>(Field::enabled);
+inline constexpr std::size_t kFirstSettingsField = static_cast<std::size_t>(Field::switched_off);
 
 enum class FieldType : std::uint8_t { integer, boolean, choice, version, backends };
 

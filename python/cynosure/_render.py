@@ -92,7 +92,7 @@ def _head(decision: Decision) -> list[tuple[str, Text | str]]:
     rows.append(("backend", Text(chosen, "bold red" if decision.backend is None else "bold green")))
     rows.append(("because", because(decision)))
     policy = ground(decision)
-    if policy is not None and decision.settings.to_dict()["contract"] != "require":
+    if decision.settings.to_dict()["contract"] != "require":
         rows.append(("evidence", Text(policy.evidence, "dim")))
     rows += [("override", Text(line, "magenta")) for line in overrides(decision)]
     return rows

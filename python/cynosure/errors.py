@@ -25,7 +25,7 @@ def _what_to_do(decision: Decision) -> str:
     from cynosure.explain import best_remedy
 
     settings = decision.settings.to_dict()
-    off = [name for name in settings["named"] if settings["contract"] == "require" and name not in settings["enabled"]]
+    off = [name for name in settings["named"] if settings["contract"] == "require" and name in settings["switched_off"]]
     what = (
         f"no backend may run this call: {', '.join(off)} is required and switched off"
         if off

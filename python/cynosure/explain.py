@@ -6,7 +6,6 @@ This module finds the words; `_render` lays them out. Nothing here prints.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +56,9 @@ class Explanation(str):
 
     def __rich__(self) -> RenderableType:
         return render(self.decision)
+
+    def __reduce__(self) -> tuple[type[Explanation], tuple[Decision]]:
+        return Explanation, (self.decision,)
 
     def __repr__(self) -> str:  # so that an interactive session shows the table
         return str(self)
@@ -228,27 +230,17 @@ class Ground:
     evidence: str
 
 
-_GROUND = re.compile(r"policy (\S+), row (\S+) \((.*?)\): ([a-z0-9_, ]+)\. Evidence: (.*)", re.DOTALL)
-
-
-def ground(decision: Decision) -> Ground | None:
-    """The policy's row for this decision, a contract apart; None where it has no say: `require`, symbolic lengths."""
-    found = _GROUND.search(decision.ground)
-    if found is None and not symbolic(decision):  # `require` alone is the ground
-        found = _GROUND.search(
-            _again(decision, _core.settings_with(decision.settings.word, contract="auto", names=[])).ground
-        )
-    if found is None:
-        return None
-    names = tuple(Backend[name] for name in found[4].split(", "))
-    return Ground(found[1], found[2], found[3], names, found[5])
+def ground(decision: Decision) -> Ground:
+    """The policy's row for this decision, a contract apart."""
+    policy, row, when, best_first, evidence = decision._native().policy_ground()
+    return Ground(policy, row, when, tuple(Backend[name] for name in best_first), evidence)
 
 
 def preference(decision: Decision) -> tuple[Backend, ...]:
     """All backends, best first, eligible or not: the contract's, then the policy's, then those it does not rank."""
     named = tuple(Backend[name] for name in decision.settings.to_dict()["named"])
     policy = ground(decision)
-    return tuple(dict.fromkeys([*named, *(policy.best_first if policy else ()), *Backend]))
+    return tuple(dict.fromkeys([*named, *policy.best_first, *Backend]))
 
 
 def because(decision: Decision) -> str:
@@ -266,7 +258,7 @@ def because(decision: Decision) -> str:
 def _order_text(decision: Decision) -> str:
     contract = _contract_text(decision.settings)
     policy = ground(decision)
-    if policy is None or decision.settings.to_dict()["contract"] == "require":
+    if decision.settings.to_dict()["contract"] == "require":
         return f"{contract} allows no other"
     order = f"policy {policy.policy} ({policy.when}) prefers {', '.join(backend.name for backend in policy.best_first)}"
     return f"{contract} comes first; then {order}" if contract else order
@@ -306,7 +298,7 @@ def _parts(word: int) -> list[Override]:
     parts = []
     if contract := _contract_text(settings):
         parts.append(Override(s["contract"], contract, _core.settings_with(word, contract="auto", names=[])))
-    off = [name for name in Backend.__members__ if name not in s["enabled"]]
+    off = s["switched_off"]
     if off:
         every = list(Backend.__members__)
         parts.append(
@@ -322,13 +314,15 @@ def _parts(word: int) -> list[Override]:
 
 def _again(decision: Decision, word: int) -> Decision:
     """The decision about the same call and machine with other settings."""
-    return hypothetical(decision.problem, decision.device, settings_of_word(word))
+    if not symbolic(decision):
+        return hypothetical(decision.problem, decision.device, settings_of_word(word))
+    key, device, answers = decision.problem.key, decision.device.key, decision._answers
+    native = _core.decide_again(key, decision.settings.word, device, answers, word)
+    return Decision(decision.problem, word, device, answers, native.chosen, native.eligible)
 
 
 def overrides(decision: Decision) -> list[str]:
-    """What each restricting setting removed, found by deciding again without it. Not known over symbolic lengths."""
-    if symbolic(decision):
-        return []
+    """What each restricting setting removed, found by deciding again without it."""
     parts = _parts(decision.settings.word)
     lines = [_override_line(decision, part) for part in parts]
     if len(parts) > 1:

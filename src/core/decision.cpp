@@ -79,21 +79,26 @@ std::vector<Backend> Decision::order() const {
   return best_first;
 }
 
-std::string Decision::ground() const {
+Ground Decision::policy_ground() const {
   const policies::Order& order = policy_order(settings_.policy(), outcome_.order_row);
+  return {settings_.policy(), order.id, order.when, order.best_first, order.evidence};
+}
+
+std::string Decision::ground() const {
+  const auto listed = [](const BackendList& backends) {
+    std::string names;
+    for (const Backend backend : backends) names += (names.empty() ? "" : ", ") + std::string(name(backend));
+    return names;
+  };
   std::string text;
   if (settings_.contract() != Contract::automatic) {
-    text = std::string(kContractNames[static_cast<std::size_t>(settings_.contract())]) + "(";
-    std::string names;
-    for (const Backend backend : settings_.named()) names += (names.empty() ? "" : ", ") + std::string(name(backend));
-    text += names + ")";
+    text = std::string(kContractNames[static_cast<std::size_t>(settings_.contract())]) + "(" + listed(settings_.named()) + ")";
     if (settings_.contract() == Contract::require) return text;
     text += ", then ";
   }
-  text += "policy " + std::string(kPolicyNames[static_cast<std::size_t>(settings_.policy())]) + ", row " + std::string(order.id) + " (" + std::string(order.when) + "): ";
-  std::string names;
-  for (const Backend backend : order.best_first) names += (names.empty() ? "" : ", ") + std::string(name(backend));
-  return text + names + ". Evidence: " + std::string(order.evidence);
+  const Ground order = policy_ground();
+  return text + "policy " + std::string(kPolicyNames[static_cast<std::size_t>(order.policy)]) + ", row " + std::string(order.row) + " (" +
+         std::string(order.when) + "): " + listed(order.best_first) + ". Evidence: " + std::string(order.evidence);
 }
 
 std::vector<Reason> Decision::reasons(Backend backend) const {

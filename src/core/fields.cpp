@@ -141,8 +141,8 @@ constexpr std::array<Entry, kFieldCount> kEntries{
     device<&D::built>({Field::built, "built", FieldType::backends, 0, 0, {}, "backends in this build"}),
     device<&D::interpreter>({Field::interpreter, "interpreter", FieldType::boolean, 0, 1, {}, "a Python interpreter is there"}),
 
-    setting({Field::enabled, "enabled", FieldType::backends, 0, 0, {}, "backends switched on"},
-            [](const Problem&, const Device&, Settings s) { return std::int64_t{s.enabled().bits()}; }),
+    setting({Field::switched_off, "switched_off", FieldType::backends, 0, 0, {}, "backends switched off"},
+            [](const Problem&, const Device&, Settings s) { return std::int64_t{(BackendSet::all() - s.enabled()).bits()}; }),
     setting({Field::contract, "contract", FieldType::choice, 0, 2, kContractNames, "auto, prefer or require"},
             [](const Problem&, const Device&, Settings s) { return as_int(s.contract()); }),
     setting({Field::policy, "policy", FieldType::choice, 0, 1, kPolicyNames, "policy"},

@@ -91,7 +91,7 @@ std::string switch_text(Backend backend) {
 
 void settings_changes(const Facts& facts, Field field, Backend backend, std::vector<Change>& changes) {
   const auto add = [&](std::string text, Settings settings) { changes.push_back({field, std::move(text), {facts.problem, settings, facts.device}}); };
-  if (field == Field::enabled) add(switch_text(backend), facts.settings.with_enabled(facts.settings.enabled() | backend));
+  if (field == Field::switched_off) add(switch_text(backend), facts.settings.with_enabled(facts.settings.enabled() | backend));
   if (field == Field::contract) {
     BackendList named = facts.settings.named();
     if (!named.set().contains(backend)) named.push_back(backend);

@@ -20,6 +20,7 @@ std::string plain(std::string_view message) {
   constexpr std::string_view kPrefix = "parse error ";
   if (message.starts_with(kPrefix)) message.remove_prefix(kPrefix.size());
   message = message.substr(0, message.find("; last read"));
+  message = message.substr(0, message.find("; check that"));
   return std::string(message.substr(0, kShownBytes));
 }
 

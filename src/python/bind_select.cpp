@@ -44,6 +44,20 @@ std::tuple<int, std::int64_t, std::int64_t> step(const nb::bytes& key, std::int6
   return {-1, result.step.outcome.chosen, result.step.outcome.eligible.bits()};
 }
 
+/// The decision under another word, over the same facts; what that word would ask beyond them is unknown.
+Decision decide_again(const nb::bytes& key, std::int64_t word, const nb::bytes& device, const nb::tuple& answers, std::int64_t other) {
+  const auto features = from_bytes<Features>(key);
+  const auto on = from_bytes<Device>(device);
+  const Replay first = replay(features, settings_from(word), on, answers);
+  std::vector<KnownFact> known = first.known;
+  PartialStep result = evaluate_partial(features, settings_from(other), on, known);
+  while (result.ask) {
+    known.push_back({*result.ask, Truth::unknown()});
+    result = evaluate_partial(features, settings_from(other), on, known);
+  }
+  return {{features, {}}, settings_from(other), on, result.outcome};
+}
+
 nb::list facts_of(const nb::bytes& key, std::int64_t word, const nb::bytes& device, const nb::tuple& answers) {
   nb::list facts;
   for (const KnownFact& known : replay(from_bytes<Features>(key), settings_from(word), from_bytes<Device>(device), answers).known)
@@ -123,6 +137,14 @@ void bind_select(nb::module_& m) {
       .def_prop_ro("eligible", [](const Decision& d) { return static_cast<int>(d.eligible().bits()); })
       .def("order", [](const Decision& d) { return names_of(d.order()); })
       .def("ground", &Decision::ground)
+      .def("policy_ground",
+           [](const Decision& d) {
+             const Ground ground = d.policy_ground();
+             nb::list best_first;
+             for (const Backend backend : ground.best_first) best_first.append(nb::cast(std::string(name(backend))));
+             return nb::make_tuple(std::string(kPolicyNames[static_cast<std::size_t>(ground.policy)]), std::string(ground.row), std::string(ground.when),
+                                   best_first, std::string(ground.evidence));
+           })
       .def("remedy",
            [](const Decision& d, std::string_view backend) -> std::optional<std::string> {
              const std::optional<Backend> found = backend_named(backend);
@@ -142,6 +164,7 @@ void bind_select(nb::module_& m) {
         return select({from_bytes<Features>(key), {batch, seqlen_q, seqlen_k}}, settings_from(word), from_bytes<Device>(device));
       },
       nb::arg("key"), nb::arg("batch"), nb::arg("seqlen_q"), nb::arg("seqlen_k"), nb::arg("word"), nb::arg("device"));
+  m.def("decide_again", &decide_again, nb::arg("key"), nb::arg("word"), nb::arg("device"), nb::arg("answers"), nb::arg("other"));
   m.def(
       "decide_partial",
       [](const nb::bytes& key, std::int64_t word, const nb::bytes& device, const nb::tuple& answers) {

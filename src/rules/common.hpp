@@ -15,7 +15,7 @@ struct PerBackendIds {
 template <Backend B>
 constexpr auto per_backend(const PerBackendIds& ids) {
   return std::tuple{
-      row({.id = ids.switched_off, .backends = B, .way = Way::switched_off, .reads = {Field::enabled},
+      row({.id = ids.switched_off, .backends = B, .way = Way::switched_off, .reads = {Field::switched_off},
            .required = "switched on", .evidence = "NVTE_FLASH_ATTN*, NVTE_FUSED_ATTN, NVTE_UNFUSED_ATTN, sdpa_kernel; TE spec 1.4", .te_stage = 0},
           [](const auto& c) { return !c.s.enabled().contains(B); }),
       row({.id = ids.not_required, .backends = B, .way = Way::switched_off, .reads = {Field::contract},

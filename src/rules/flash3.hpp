@@ -56,6 +56,14 @@ inline constexpr auto kFlash3Rows = std::tuple{
         [](const auto& c) { return c.s.deterministic() && c.f.training && std::max(c.f.head_dim_qk, c.f.head_dim_v) >= 256; }),
 
     // ours
+    row({.id = "flash3.head_dim_alignment", .backends = Backend::flash3, .policies = Policies::fastest,
+         .reads = {Field::head_dim_qk, Field::head_dim_v, Field::dtype},
+         .required = "head dims that are multiples of 8 (of 16 in FP8)",
+         .evidence = "flash-attn-3's fwd: head_size % alignment == 0, with 16 bytes of elements"},
+        [](const auto& c) {
+          const std::int32_t multiple = fp8(c.f.dtype) || fp8_attention(c) ? 16 : 8;
+          return c.f.head_dim_qk % multiple != 0 || c.f.head_dim_v % multiple != 0;
+        }),
     row({.id = "flash3.backward_head_dims", .backends = Backend::flash3, .policies = Policies::fastest, .reads = {Field::training, Field::head_dim_qk, Field::head_dim_v},
          .required = "equal head dims when gradients are wanted", .evidence = "NVIDIA/TransformerEngine#3481: its backward crashes"},
         [](const auto& c) { return c.f.training && c.f.head_dim_qk != c.f.head_dim_v; }),

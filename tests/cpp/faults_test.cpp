@@ -579,7 +579,7 @@ TEST(RuleSet, RefusesClausesAFieldCannotTake) {
   EXPECT_NE(refusal({with({Field::layout, Op::at_most, 3})}).find("layout"), std::string::npos);
   EXPECT_NE(refusal({with({Field::causal, Op::at_least, 1})}), "");
   EXPECT_NE(refusal({with({Field::cudnn, Op::equals, 1})}).find("since"), std::string::npos);
-  EXPECT_NE(refusal({with({Field::enabled, Op::equals, 1})}), "");
+  EXPECT_NE(refusal({with({Field::switched_off, Op::equals, 1})}), "");
   EXPECT_NE(refusal({with({Field::batch, Op::equals, -1})}).find("batch"), std::string::npos);
   EXPECT_NE(refusal({with({Field::batch, Op::product_over, 1, 0})}), "") << "the product of nothing";
   EXPECT_NE(refusal({with({Field::batch, Op::product_over, 0, 1})}), "");

@@ -101,9 +101,9 @@ TEST(Fields, TextComesBack) {
   }
   EXPECT_EQ(value_text(Field::sm, 103), "10.3");
   EXPECT_EQ(parse_value(Field::sm, "103"), 103);
-  EXPECT_EQ(value_text(Field::enabled, 0), "none");
-  EXPECT_EQ(parse_value(Field::enabled, ""), 0);
-  EXPECT_EQ(parse_value(Field::enabled, " cpu , unfused"), BackendSet({Backend::cpu, Backend::unfused}).bits());
+  EXPECT_EQ(value_text(Field::switched_off, 0), "none");
+  EXPECT_EQ(parse_value(Field::switched_off, ""), 0);
+  EXPECT_EQ(parse_value(Field::switched_off, " cpu , unfused"), BackendSet({Backend::cpu, Backend::unfused}).bits());
 }
 
 TEST(Fields, SettingsAreReadOnly) {
@@ -117,7 +117,7 @@ TEST(Fields, SettingsAreReadOnly) {
                                 .with_switch(Settings::onnx_export, true)
                                 .with_switch(Settings::enforce, true);
   const auto read = [&](Field field) { return value(field, {}, {}, settings); };
-  EXPECT_EQ(read(Field::enabled), BackendSet(Backend::cudnn).bits());
+  EXPECT_EQ(read(Field::switched_off), (BackendSet::all() - BackendSet(Backend::cudnn)).bits());
   EXPECT_EQ(read(Field::contract), 2);
   EXPECT_EQ(read(Field::policy), 1);
   EXPECT_EQ(read(Field::deterministic), 1);

@@ -43,7 +43,7 @@ TEST(Version, RefusesWhatIsNoVersion) {
   for (const std::string_view text :
        {"", " ", "x", ".1", "1.", "1.2.", "v1.2", "1.2.3 ", " 1.2.3", "-1", "1..2", "1.2.3c1", "1.2.3rc", "1.2.3.post",
         "1.2.3.dev", "1.2.3b1x", "4096", "1.4096", "99999999999999999999", "1.2.3rc65536", "+cu13", "1,2", "1.2.3.4b",
-        "0", "0.0", "0x1"})
+        "0x1", "0.0.0.dev0"})
     EXPECT_FALSE(Version::parse(text)) << "'" << text << "'";
   EXPECT_FALSE(Version::parse(std::string_view("1.2\0.3", 6)));
 }

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import itertools
+import pickle
 from typing import Any
 
 import pytest
@@ -278,6 +280,12 @@ class TestExplain:
         assert found.decision == decision()
         assert repr(found) == found == explanation_text(decision())
 
+    def test_copies(self) -> None:
+        found = cynosure.explain(Problem(**LLAMA), device=H200, settings=Settings())
+        for other in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+            assert other == found
+            assert other.decision == found.decision
+
     def test_prints_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
         cynosure.explain(Problem(**LLAMA))
         assert capsys.readouterr() == ("", "")
@@ -326,8 +334,8 @@ class TestExplain:
         ),
         ({"window_size": (7, 0)}, "bfloat16 bshd, 8 heads, batch 1, 64 x 64, head dim 32, window (7, 0), training"),
         (
-            {"sinks": True, "align": "top_left", "softcap": 1.0},
-            "bfloat16 bshd, 8 heads, batch 1, 64 x 64, head dim 32, align=top_left, softcap, softmax=learnable, training",
+            {"sinks": True, "softcap": 1.0, "training": False},
+            "bfloat16 bshd, 8 heads, batch 1, 64 x 64, head dim 32, softcap, softmax=learnable, inference",
         ),
         (
             {"layout": "sbhd_sb2hd", "dtype": "float16"},
