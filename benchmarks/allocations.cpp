@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // benchmarks/allocations.cpp: operator new, counted. Replacing these replaces the array and nothrow forms too.
+#include "allocations.hpp"
+
 #include <cstdlib>
 #include <new>
-
-#include "allocations.hpp"
 
 namespace cynosure::benchmarks {
 std::atomic<std::uint64_t> allocations{0};

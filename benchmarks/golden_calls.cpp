@@ -1,32 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // benchmarks/golden_calls.cpp
-#include <cstdio>
-#include <memory>
+#include "golden_calls.hpp"
+
 #include <stdexcept>
 
 #include <cynosure/errors.hpp>
 #include <cynosure/select.hpp>
 
-#include "golden_calls.hpp"
+#include "gzip_lines.hpp"
 
 namespace cynosure::benchmarks {
 namespace {
 
-constexpr std::size_t kRecords = 20000;
-
 std::vector<std::string> golden_lines() {
-  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(
-      popen("gzip -dc '" CYNOSURE_SOURCE_DIR "/tests/data/te_decisions.jsonl.gz'", "r"), &pclose);
   std::vector<std::string> lines;
-  std::string line;
-  for (int c = 0; pipe && (c = std::fgetc(pipe.get())) != EOF;) {
-    if (c != '\n') {
-      line += static_cast<char>(c);
-      continue;
-    }
-    lines.push_back(std::move(line));
-    line.clear();
-  }
+  testing::GzipLines file(testing::kGoldenPath);
+  for (std::string line; file.next(line);) lines.push_back(line);
+  if (lines.size() != testing::kGoldenRecords)
+    throw std::runtime_error("tests/data/te_decisions.jsonl.gz was not read whole");
   return lines;
 }
 
@@ -45,7 +36,6 @@ bool decided_early(const io::RecordedCall& call) {
 
 std::vector<io::RecordedCall> golden_calls(Policy policy, std::size_t count) {
   const std::vector<std::string> lines = golden_lines();
-  if (lines.size() != kRecords) throw std::runtime_error("tests/data/te_decisions.jsonl.gz: not read whole");
   std::vector<io::RecordedCall> calls;
   std::size_t early = 0;
   // 7919 is prime and no divisor of 20,000, so the walk visits every line once.

@@ -20,6 +20,11 @@ if(CYNOSURE_WARNINGS_AS_ERRORS)
   target_compile_options(cynosure_private INTERFACE -Werror)
 endif()
 
+# GCC's sanitizers get in the way of its own analysis of what is initialised: it warns of variants in the library.
+if(CYNOSURE_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  target_compile_options(cynosure_private INTERFACE -Wno-maybe-uninitialized)
+endif()
+
 if(CYNOSURE_SANITIZE)
   add_compile_options(-fsanitize=${CYNOSURE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${CYNOSURE_SANITIZE})

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from operator import index
+
 from cynosure import _core, log
-from cynosure import device as _device
-from cynosure._constant import compiling
+from cynosure._tracing import compiling, decide
+from cynosure.backend import BACKENDS
 from cynosure.decision import Decision
-from cynosure.device import Device
+from cynosure.device import Device, this_key, this_key_constant
 from cynosure.problem import Problem
-from cynosure.settings import Settings, eager_word, traced_word
+from cynosure.settings import Settings, eager_now, traced_word
 
 
 def select(problem: Problem, device: Device | None = None, settings: Settings | None = None) -> Decision:
@@ -24,16 +26,19 @@ def select(problem: Problem, device: Device | None = None, settings: Settings | 
     Returns:
         The decision; its `backend` is None where nothing may run.
     """
+    value = problem._value
     if compiling():
-        from cynosure._tracing import decide
-
-        word = traced_word() if settings is None else settings.word
-        key = _device.this_key_constant() if device is None else device.key
-        answers, chosen, eligible = decide(problem.key, problem.batch, problem.seqlen_q, problem.seqlen_k, word, key)
-        return Decision(problem, word, key, answers, chosen, eligible)
-    key = _device.this_key() if device is None else device.key
-    word = eager_word() if settings is None else settings.word
-    chosen, eligible = _core.outcome(problem.key, problem.batch, problem.seqlen_q, problem.seqlen_k, word, key)
-    if log.wanted():
-        log.decided(problem.key, (problem.batch, problem.seqlen_q, problem.seqlen_k), word, key, None)
-    return Decision(problem, word, key, None, chosen, eligible)
+        word = traced_word() if settings is None else index(settings.word)
+        machine = this_key_constant() if device is None else device.key
+        answers, chosen, eligible = decide(value, word, machine)
+    else:
+        word, logged = eager_now() if settings is None else (settings.word, log.wanted())
+        machine = this_key() if device is None else device.key
+        answers = None
+        chosen, eligible = _core.outcome(*value, word, machine)
+        if logged:
+            log.decided(value[0], value[1:], word, machine, None)
+    decision = object.__new__(Decision)  # make_decision, inlined: a call costs the tracer 300 of its own
+    decision.backend = BACKENDS[chosen]
+    decision._made = (problem, word, machine, answers, eligible)
+    return decision

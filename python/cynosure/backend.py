@@ -33,12 +33,16 @@ def _names(kind: str, backends: tuple[Any, ...]) -> tuple[str, ...]:
     for backend in backends:
         name = backend.name if isinstance(backend, Backend) else backend
         if not isinstance(name, str) or name not in Backend.__members__:
-            raise ValueError(f"backend: got {backend!r} in {kind}(...), expected one of {', '.join(Backend.__members__)}")
+            raise ValueError(
+                f"backend: got {backend!r} in {kind}(...), expected one of {', '.join(Backend.__members__)}"
+            )
         if name in names:
             raise ValueError(f"backend: {kind}(...) names {name!r} twice")
         names.append(name)
     if not names:
-        raise ValueError(f"backend: {kind}() names no backend, expected one or more of {', '.join(Backend.__members__)}")
+        raise ValueError(
+            f"backend: {kind}() names no backend, expected one or more of {', '.join(Backend.__members__)}"
+        )
     return tuple(names)
 
 
@@ -63,7 +67,9 @@ def contract_of(backend: BackendArgument) -> Contract:
     if isinstance(backend, str):
         kind, *names = _core.parse_contract(backend)
         return Contract(kind, tuple(names))
-    raise TypeError(f"backend: got {type(backend).__name__}, expected a name, a list of names, prefer(...) or require(...)")
+    raise TypeError(
+        f"backend: got {type(backend).__name__}, expected a name, a list of names, prefer(...) or require(...)"
+    )
 
 
 class FusedAttnBackend(enum.IntEnum):
@@ -92,7 +98,7 @@ class FusedAttnBackend(enum.IntEnum):
 
     def __eq__(self, other: object) -> bool:
         number = getattr(other, "value", other)  # also equal to a foreign enum's member of the same value
-        return int.__eq__(self, number) if isinstance(number, int) else NotImplemented
+        return self._value_ == number if isinstance(number, int) else NotImplemented  # int.__eq__ does not trace
 
     def __ne__(self, other: object) -> bool:
         equal = self.__eq__(other)

@@ -38,7 +38,7 @@ class Reason:
     fix: Fix | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """The same as plain data; the backend is the key under which a decision lists it."""
         return {
             "rule": self.rule,
             "way": self.way,
@@ -49,12 +49,42 @@ class Reason:
             "fix": None if self.fix is None else {"text": self.fix.text, "makes_eligible": self.fix.makes_eligible},
         }
 
+    def to_json(self) -> str:
+        """`to_dict` and the backend as JSON text."""
+        return json.dumps({"backend": self.backend.name, **self.to_dict()})
 
+    @classmethod
+    def from_json(cls, text: str) -> Reason:
+        """From `to_json`'s text."""
+        try:
+            values = json.loads(text)
+            values["backend"] = Backend[values["backend"]]
+            values["actual"] = tuple(values["actual"].items())
+            values["fix"] = None if values["fix"] is None else Fix(**values["fix"])
+            return cls(**values)
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise ValueError(f"reason: got {text[:80]!r}, expected what to_json wrote: {error!r}") from None
+
+
+# For traced code; the arguments are those of decision_of.
 @constant
-def _explain_text(key: bytes, lengths: Any, word: int, device: bytes, answers: tuple[bool | None, ...] | None) -> str:
+def _explain_text(*call: Any) -> str:
     from cynosure.explain import explanation_text
 
-    return explanation_text(decision_of(key, lengths, word, device, answers))
+    return explanation_text(decision_of(*call))
+
+
+@constant
+def _ranking(*call: Any) -> tuple[tuple[str, ...], str]:
+    native = decision_of(*call)._native()
+    return tuple(native.order()), native.ground()
+
+
+@constant
+def _facts(
+    key: bytes, word: int, device: bytes, answers: tuple[bool | None, ...]
+) -> tuple[tuple[str, bool | None], ...]:
+    return tuple(_core.facts_of(key, word, device, answers))
 
 
 def decision_of(
@@ -64,9 +94,19 @@ def decision_of(
     if answers is None:
         assert lengths is not None
         chosen, eligible = _core.outcome(key, *lengths, word, device)
-        return Decision(problem_of_key(key, *lengths), word, device, None, chosen, eligible)
+        return make_decision(problem_of_key(key, *lengths), word, device, None, chosen, eligible)
     native = _core.decide_partial(key, word, device, answers)
-    return Decision(problem_of_key(key, 0, 0, 0), word, device, answers, native.chosen, native.eligible)
+    return make_decision(problem_of_key(key, 0, 0, 0), word, device, answers, native.chosen, native.eligible)
+
+
+def make_decision(
+    problem: Problem, word: int, device: bytes, answers: tuple[bool | None, ...] | None, chosen: int, eligible: int
+) -> Decision:
+    """A Decision around its parts."""
+    decision = object.__new__(Decision)
+    decision.backend = BACKENDS[chosen]
+    decision._made = (problem, word, device, answers, eligible)
+    return decision
 
 
 class Decision:
@@ -74,33 +114,43 @@ class Decision:
 
     Attributes:
         backend: the chosen `Backend`, or None when none may run.
-        problem: the call.
     """
 
-    def __init__(
-        self, problem: Problem, word: int, device: bytes, answers: tuple[bool | None, ...] | None, chosen: int, eligible: int
-    ) -> None:
-        self.backend = BACKENDS[chosen]
-        self.problem = problem
-        # One attribute, because each costs the tracer. The answers are those to the length facts asked while tracing;
-        # None: the lengths are known.
-        self._rest = (word, device, answers, eligible)
+    backend: Backend | None
+    # (problem, settings word, device, answers, eligible): one attribute, because each costs the tracer. The answers are
+    # those to the length facts asked while tracing; None: the lengths are known.
+    _made: tuple[Problem, int, bytes, tuple[bool | None, ...] | None, int]
+
+    def __init__(self) -> None:
+        raise TypeError("Decision: made by cynosure.select, not by hand")
+
+    @property
+    def problem(self) -> Problem:
+        """The call."""
+        return self._made[0]
 
     @property
     def _word(self) -> int:
-        return self._rest[0]
+        return self._made[1]
 
     @property
     def _device(self) -> bytes:
-        return self._rest[1]
+        return self._made[2]
 
     @property
     def _answers(self) -> tuple[bool | None, ...] | None:
-        return self._rest[2]
+        return self._made[3]
 
     @property
     def _eligible(self) -> int:
-        return self._rest[3]
+        return self._made[4]
+
+    @property
+    def _call(self) -> tuple[bytes, Any, int, bytes, tuple[bool | None, ...] | None]:
+        """The arguments of `decision_of` that give this decision."""
+        problem, word, device, answers, _ = self._made
+        key, batch, seqlen_q, seqlen_k = problem._value
+        return key, (batch, seqlen_q, seqlen_k) if answers is None else None, word, device, answers
 
     @property
     def eligible(self) -> tuple[Backend, ...]:
@@ -120,12 +170,12 @@ class Decision:
     @property
     def order(self) -> tuple[Backend, ...]:
         """The eligible backends, best first."""
-        return tuple(Backend[name] for name in self._native().order())
+        return tuple([Backend[name] for name in _ranking(*self._call)[0]])
 
     @property
     def ground(self) -> str:
         """Why this order: the contract, the policy's row and its evidence."""
-        return str(self._native().ground())
+        return _ranking(*self._call)[1]
 
     @property
     def reasons(self) -> dict[Backend, tuple[Reason, ...]]:
@@ -149,9 +199,8 @@ class Decision:
     @property
     def facts(self) -> tuple[tuple[str, bool | None], ...]:
         """The length facts this decision rests on where lengths were symbolic; None: undecidable."""
-        if self._answers is None:
-            return ()
-        return tuple(_core.facts_of(self.problem.key, self._word, self._device, self._answers))
+        answers = self._answers
+        return () if answers is None else _facts(self.problem.key, self._word, self._device, answers)
 
     def remedy(self, backend: Backend | str) -> str | None:
         """What it takes to make a backend eligible, verified; None where no way is known or none is needed."""
@@ -162,9 +211,7 @@ class Decision:
 
     def explain(self) -> str:
         """The table of verdicts and reasons as text. Works while torch traces, too."""
-        answers = self._answers
-        lengths = (self.problem.batch, self.problem.seqlen_q, self.problem.seqlen_k) if answers is None else None
-        return _explain_text(self.problem.key, lengths, self._word, self._device, answers)
+        return _explain_text(*self._call)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain data."""
@@ -177,7 +224,9 @@ class Decision:
             "device": self.device.to_dict(),
             "settings": self.settings.to_dict(),
             "facts": [list(fact) for fact in self.facts],
-            "reasons": {backend.name: [reason.to_dict() for reason in reasons] for backend, reasons in self.reasons.items()},
+            "reasons": {
+                backend.name: [reason.to_dict() for reason in reasons] for backend, reasons in self.reasons.items()
+            },
         }
 
     def to_json(self) -> str:
@@ -189,20 +238,25 @@ class Decision:
         """Reads `to_json`'s text back and verifies it: this release must decide the same."""
         from cynosure.api import select
 
-        value = json.loads(text)
-        decision = select(
-            Problem.from_dict(value["problem"]), Device.from_dict(value["device"]), Settings.from_word(int(value["settings"]["word"], 0))
-        )
+        try:
+            value = json.loads(text)
+            stated = value["backend"]
+            parts = value["problem"], value["device"], int(value["settings"]["word"], 0)
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(f"decision: got {text[:80]!r}, expected what to_json wrote: {error!r}") from None
+        decision = select(Problem.from_dict(parts[0]), Device.from_dict(parts[1]), Settings.from_word(parts[2]))
         chosen = None if decision.backend is None else decision.backend.name
-        if chosen != value["backend"]:
-            raise ValueError(f"decision: this release chooses {chosen}, the text says {value['backend']}")
+        if chosen != stated:
+            raise ValueError(f"decision: this release chooses {chosen}, the text says {stated}")
         return decision
 
     def call_text(self) -> str:
         """The call in one line: the problem, with symbolic lengths shown as such."""
         if self._answers is None:
             return repr(self.problem)
-        facts = "; ".join(f"{fact}: {'unknown' if holds is None else 'yes' if holds else 'no'}" for fact, holds in self.facts)
+        facts = "; ".join(
+            f"{fact}: {'unknown' if holds is None else 'yes' if holds else 'no'}" for fact, holds in self.facts
+        )
         return f"{self.problem!r} over symbolic lengths ({facts or 'no fact about them matters'})"
 
     def _native(self) -> Any:
@@ -215,7 +269,9 @@ class Decision:
         """Values with symbolic lengths shown as such."""
         if self._answers is None:
             return values
-        return {name: "symbolic" if name in ("batch", "seqlen_q", "seqlen_k") else value for name, value in values.items()}
+        return {
+            name: "symbolic" if name in ("batch", "seqlen_q", "seqlen_k") else value for name, value in values.items()
+        }
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Decision) and self._identity() == other._identity()

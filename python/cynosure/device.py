@@ -81,8 +81,11 @@ class Device:
 
     def __getattr__(self, name: str) -> Any:
         if name in _FIELDS:
-            return _core.device_dict(self.key)[name]
+            return _field(self.key, name)
         raise AttributeError(f"Device has no field {name!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Device.from_dict, (self.to_dict(),)  # by name, so that another release reads it
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Device) and self.key == other.key
@@ -92,8 +95,15 @@ class Device:
 
     def __repr__(self) -> str:
         default = _core.device_dict(_core.default_device())
-        stated = {name: value for name, value in self.to_dict().items() if value != default[name] or name == "device_kind"}
+        stated = {
+            name: value for name, value in self.to_dict().items() if value != default[name] or name == "device_kind"
+        }
         return f"Device({', '.join(f'{name}={value!r}' for name, value in stated.items())})"
+
+
+@constant
+def _field(key: bytes, name: str) -> Any:
+    return _core.device_dict(key)[name]
 
 
 def device_of_key(key: bytes) -> Device:
@@ -132,7 +142,7 @@ def _detected_key(index: int | None) -> bytes:
 
 
 def _current_device() -> int:
-    """torch's current CUDA device; 0 where torch has not touched CUDA yet."""
+    """Torch's current CUDA device; 0 where torch has not touched CUDA yet."""
     torch = sys.modules.get("torch")
     return torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
 
@@ -143,15 +153,18 @@ def this_key_constant() -> bytes:
     return _detected_key(None)
 
 
-_last: tuple[Any, bytes] | None = None
+# (CYNOSURE_CPU_ISA, whether torch is imported, the current device where there are any, the key)
+_last: tuple[bytes | None, bool, int | None, bytes] | None = None
+_ENVIRONMENT: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
 
 
 def this_key() -> bytes:
     """The packed form of this machine, remembered while nothing it depends on changed."""
     global _last
-    torch = sys.modules.get("torch")
-    current = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
-    state = (os.environ._data.get(b"CYNOSURE_CPU_ISA"), torch is None, current)  # type: ignore[attr-defined]
-    if _last is None or _last[0] != state:
-        _last = (state, _detected_key(None))
-    return _last[1]
+    isa, torch, last = _ENVIRONMENT.get(b"CYNOSURE_CPU_ISA"), "torch" in sys.modules, _last
+    if last is not None and last[0] == isa and last[1] == torch and (last[2] is None or last[2] == _current_device()):
+        return last[3]
+    key = _detected_key(None)
+    current = _current_device() if _core.device_dict(key)["device_kind"] == "cuda" else None
+    _last = (isa, torch, current, key)
+    return key

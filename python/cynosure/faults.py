@@ -56,19 +56,31 @@ def add(
     Raises:
         ValueError: naming the field, what was given and what is allowed.
     """
-    row: dict[str, Any] = {"id": id, "backends": [backends] if isinstance(backends, str) else list(backends), "library": library, "effect": effect}
-    optional = {"since": since, "until": until, "sm": None if sm is None else list(sm), "when": when, "policies": policies, "link": link or None}
+    row: dict[str, Any] = {
+        "id": id,
+        "backends": [backends] if isinstance(backends, str) else list(backends),
+        "library": library,
+        "effect": effect,
+    }
+    optional = {
+        "since": since,
+        "until": until,
+        "sm": None if sm is None else list(sm),
+        "when": when,
+        "policies": policies,
+        "link": link or None,
+    }
     row.update((name, value) for name, value in optional.items() if value is not None)
     rows = [*_added, row]
     digest = _core.register_rule_set(json.dumps({"faults": rows}))
     _added[:] = rows
-    settings.added_faults = digest
+    settings.added_faults = str(digest)
 
 
 def clear() -> None:
     """Forgets the rows that were added. The built-in ones and those of CYNOSURE_FAULTS stay."""
     _added.clear()
-    settings.added_faults = 0
+    settings.added_faults = "0"
 
 
 def added() -> list[dict[str, Any]]:

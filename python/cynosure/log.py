@@ -18,7 +18,7 @@ _handler: logging.Handler | None = None
 
 
 def level() -> str | None:
-    """"decisions", "reasons" or None. NVTE_DEBUG * NVTE_DEBUG_LEVEL is 1 for decisions, more for reasons."""
+    """ "decisions", "reasons" or None. NVTE_DEBUG * NVTE_DEBUG_LEVEL is 1 for decisions, more for reasons."""
     asked = {part.strip() for part in os.environ.get("CYNOSURE_LOG", "").split(",")}
     if "reasons" in asked:
         return "reasons"
@@ -67,15 +67,15 @@ def _install_handler() -> None:
         logger.setLevel(logging.INFO)
 
 
-_last: tuple[Any, ...] | None = None
-_last_wanted = False
+_last: tuple[tuple[Any, ...], bool] | None = None
+_get = os.environ._data.get  # type: ignore[attr-defined]
 
 
 def wanted() -> bool:
     """Whether to log, for the eager path: three look-ups and a comparison."""
-    global _last, _last_wanted
-    get = os.environ._data.get  # type: ignore[attr-defined]
-    now = (get(b"CYNOSURE_LOG"), get(b"NVTE_DEBUG"), get(b"NVTE_DEBUG_LEVEL"))
-    if now != _last:
-        _last, _last_wanted = now, level() is not None
-    return _last_wanted
+    global _last
+    now = (_get(b"CYNOSURE_LOG"), _get(b"NVTE_DEBUG"), _get(b"NVTE_DEBUG_LEVEL"))
+    last = _last
+    if last is None or now != last[0]:
+        _last = last = (now, level() is not None)
+    return last[1]

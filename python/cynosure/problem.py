@@ -9,14 +9,15 @@ from operator import index
 from typing import Any
 
 from cynosure import _core
-from cynosure._constant import compiling, constant
+from cynosure._constant import constant
+from cynosure._tracing import compiling
 
 _DEFAULT = _core.pack_features({})
 _BIAS_DIMENSIONS = ("b", "h", "s", "s")
 
 
 def _bias_shape(shape: Any) -> str:
-    """"1hss" for (1, H, Sq, Skv): every dimension is 1 or full."""
+    """ "1hss" for (1, H, Sq, Skv): every dimension is 1 or full."""
     if isinstance(shape, str):
         return shape
     dimensions = tuple(shape)
@@ -38,6 +39,9 @@ def _pack(
     head_dim_v: int | None,
     window_left: int,
     window_right: int,
+    page_size: int,
+    num_splits: int,
+    cp_size: int,
     softcap: bool,
     dropout: bool,
     layout: str,
@@ -47,57 +51,70 @@ def _pack(
     alibi_slopes: Any,
     sinks: Any,
     others: dict[str, Any],
-) -> bytes | str:
+) -> tuple[bytes, str | None]:
     """The bytes of the features, or an error as text (see _constant.py)."""
     values: dict[str, Any] = {
         "heads": heads,
         "kv_heads": heads if kv_heads is None else kv_heads,
         "head_dim_qk": head_dim_qk,
         "head_dim_v": head_dim_qk if head_dim_v is None else head_dim_v,
+        "page_size": page_size,
+        "num_splits": num_splits,
+        "cp_size": cp_size,
         "softcap": softcap,
         "dropout": dropout,
         "layout": _text(layout),
         "causal": causal,
     }
     try:
-        if not isinstance(causal, bool):
-            raise ValueError(f"causal: got {causal!r}, expected True or False")
+        for name, flag in (("alibi_slopes", alibi_slopes or False), ("sinks", sinks or False)):
+            if not isinstance(flag, bool):
+                raise ValueError(f"{name}: got {flag!r}, expected True or False")
         given = window_left != -1 or window_right != -1
         if given:
             if causal and window_right > 0:
-                raise ValueError(f"window_size: got {(window_left, window_right)} with causal, expected 0 or -1 on the right")
+                raise ValueError(
+                    f"window_size: got {(window_left, window_right)} with causal, expected 0 or -1 on the right"
+                )
             values.update(window_given=True, window_left=window_left, window_right=0 if causal else window_right)
         if attn_bias is not None:
             values.update(bias_type="post_scale_bias", bias_shape=_bias_shape(attn_bias))
-        if alibi_slopes is not None and alibi_slopes is not False:
+        if alibi_slopes:
             if attn_bias is not None:
                 raise ValueError("alibi_slopes: given together with attn_bias, expected one of them")
             values.update(bias_type="alibi", alibi_slopes=True)
         if attn_mask is not None:
             values["attn_mask"] = attn_mask
-        if sinks is not None and sinks is not False:
+        if sinks:
             values["softmax"] = "learnable"
         values["padding"] = str(layout).startswith("thd")
         values.update((name, _text(value)) for name, value in others.items())
         key: bytes = _core.pack_features(values)
         _core.validate(key, 1, 1, 1)  # what does not hang on lengths, so that traced code is told too
-        return key
+        return key, None
     except (ValueError, TypeError) as error:
-        return str(error)
+        return b"", str(error)
+
+
+@constant
+def _field(key: bytes, name: str) -> Any:
+    return _core.features_dict(key)[name]
 
 
 def _is_tensor(value: Any) -> bool:
     return hasattr(value, "device") and hasattr(value, "dtype")
 
 
-def _check_arguments(*, softcap: Any, dropout_p: Any, window_size: Any, **integers: Any) -> None:
+def _check_arguments(*, causal: Any, softcap: Any, dropout_p: Any, window_size: Any, **integers: Any) -> None:
     """Types and ranges that only eager code can check. Names the argument, what it is and what is allowed."""
+    if not isinstance(causal, bool):
+        raise ValueError(f"causal: got {causal!r}, expected True or False")
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise ValueError(f"window_size: got {window_size!r}, expected (left, right)")
     optional = ("kv_heads", "seqlen_k", "head_dim_v")
     for name, value in (*integers.items(), ("window_size", window_size[0]), ("window_size", window_size[1])):
         if not (value is None and name in optional):
-            check_integer(name, value)
+            check_integer(name, value, LARGEST if name in ("batch", "seqlen_q", "seqlen_k") else LARGEST_SIZE)
     for name, value in (("softcap", softcap), ("dropout_p", dropout_p)):
         if isinstance(value, bool) or _is_tensor(value) or not isinstance(value, (int, float)):
             raise TypeError(f"{name}: got {value!r}, expected a float")
@@ -107,12 +124,18 @@ def _check_arguments(*, softcap: Any, dropout_p: Any, window_size: Any, **intege
         raise ValueError(f"softcap: got {softcap}, expected 0 (none) or a positive number")
 
 
-def check_integer(name: str, value: Any) -> None:
+LARGEST = 2**63 - 1  # of a length
+LARGEST_SIZE = 2**31 - 1  # of heads, head dims and windows
+
+
+def check_integer(name: str, value: Any, largest: int = LARGEST) -> None:
     """Refuses what is no int, a tensor with the remedy."""
     if _is_tensor(value):
         raise TypeError(f"{name}: got a tensor, expected an int; pass int({name})")
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: got {value!r}, expected an int")
+    if index(value) > largest:
+        raise ValueError(f"{name}: got {value}, expected at most {largest}")
 
 
 class Problem:
@@ -131,16 +154,15 @@ class Problem:
         attn_mask: "boolean" or "additive".
         alibi_slopes, sinks: True where the call has them.
         layout: "bshd", "sbhd", "bhsd", "thd", or one of TransformerEngine's layouts.
+        page_size, num_splits, cp_size: of a paged cache, of split keys, of context parallelism.
         features: any other field by name: dtype, training, padding, return_lse, ... (`cynosure.problem.FIELDS`).
 
     Raises:
         ValueError, TypeError: naming the field, what was given and what is allowed.
     """
 
-    key: bytes
-    batch: int
-    seqlen_q: int
-    seqlen_k: int
+    # (features, batch, seqlen_q, seqlen_k): one attribute, because each costs the tracer
+    _value: tuple[bytes, int, int, int]
 
     def __init__(
         self,
@@ -162,11 +184,19 @@ class Problem:
         attn_mask: str | None = None,
         alibi_slopes: Any = None,
         sinks: Any = None,
+        page_size: int = 256,
+        num_splits: int = 1,
+        cp_size: int = 1,
         **features: Any,
     ) -> None:
         if head_dim_qk is None:
             head_dim_qk = head_dim
-        if not compiling():
+        elif head_dim is not None:
+            raise ValueError("head_dim: given together with head_dim_qk, which is the same; expected one of them")
+        if seqlen_k is None:
+            seqlen_k = seqlen_q
+        tracing = compiling()
+        if not tracing:
             _check_arguments(
                 batch=batch,
                 heads=heads,
@@ -175,36 +205,60 @@ class Problem:
                 seqlen_k=seqlen_k,
                 head_dim_qk=head_dim_qk,
                 head_dim_v=head_dim_v,
+                page_size=page_size,
+                num_splits=num_splits,
+                cp_size=cp_size,
+                causal=causal,
                 softcap=softcap,
                 dropout_p=dropout_p,
                 window_size=window_size,
             )
         # index(): torch specialises on a static int here, where int() would leave it symbolic.
-        key = _pack(
+        key, error = _pack(
             index(heads),
             None if kv_heads is None else index(kv_heads),
             index(head_dim_qk),  # type: ignore[arg-type]  # None: TypeError, while tracing
             None if head_dim_v is None else index(head_dim_v),
             index(window_size[0]),
             index(window_size[1]),
-            True if softcap != 0.0 else False,  # noqa: SIM210: a comparison may be symbolic, a branch is not
-            True if dropout_p != 0.0 else False,  # noqa: SIM210
+            index(page_size),
+            index(num_splits),
+            index(cp_size),
+            True if softcap else False,  # noqa: SIM210  # a float may be symbolic, a branch is not
+            True if dropout_p else False,  # noqa: SIM210
             layout,
-            causal,
+            True if causal else False,  # noqa: SIM210  # may be a comparison of symbolic lengths
             attn_bias,
             attn_mask,
             alibi_slopes,
             sinks,
             features,
         )
-        if isinstance(key, str):
-            raise ValueError(key)
-        self.key = key
-        self.batch = batch
-        self.seqlen_q = seqlen_q
-        self.seqlen_k = seqlen_q if seqlen_k is None else seqlen_k
-        if not compiling():
-            _core.validate(self.key, self.batch, self.seqlen_q, self.seqlen_k)
+        if error is not None:
+            raise ValueError(error)
+        if not tracing:
+            _core.validate(key, batch, seqlen_q, seqlen_k)
+        self._value = (key, batch, seqlen_q, seqlen_k)
+
+    @property
+    def key(self) -> bytes:
+        """All but the lengths, packed."""
+        return self._value[0]
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+        return self._value[1]
+
+    @property
+    def seqlen_q(self) -> int:
+        """The longest query length."""
+        return self._value[2]
+
+    @property
+    def seqlen_k(self) -> int:
+        """The longest key length."""
+        return self._value[3]
 
     @classmethod
     def of(
@@ -269,7 +323,9 @@ class Problem:
             dropout_p=dropout_p,
             attn_bias=None if attn_bias is None else tuple([1 if n == 1 else 2 for n in attn_bias.shape]),
             bias_requires_grad=attn_bias is not None and attn_bias.requires_grad,
-            bias_float32=attn_bias is not None and str(attn_bias.dtype) == "torch.float32" and q.dtype != attn_bias.dtype,
+            bias_float32=attn_bias is not None
+            and str(attn_bias.dtype) == "torch.float32"
+            and q.dtype != attn_bias.dtype,
             attn_mask=None if attn_mask is None else "boolean" if str(attn_mask.dtype) == "torch.bool" else "additive",
             alibi_slopes=alibi_slopes is not None,
             sinks=sinks is not None,
@@ -282,7 +338,12 @@ class Problem:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name."""
-        return {"batch": self.batch, "seqlen_q": self.seqlen_q, "seqlen_k": self.seqlen_k, **_core.features_dict(self.key)}
+        return {
+            "batch": self.batch,
+            "seqlen_q": self.seqlen_q,
+            "seqlen_k": self.seqlen_k,
+            **_core.features_dict(self.key),
+        }
 
     def to_json(self) -> str:
         """JSON text of the fields that differ from a Problem's defaults, and the sizes."""
@@ -321,18 +382,17 @@ class Problem:
 
     def __getattr__(self, name: str) -> Any:
         if name in FIELDS:
-            return _core.features_dict(self.key)[name]
+            return _field(self.key, name)
         raise AttributeError(f"Problem has no field {name!r}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Problem.from_dict, (self.to_dict(),)  # by name, so that another release reads it
+
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Problem)
-            and self.key == other.key
-            and (self.batch, self.seqlen_q, self.seqlen_k) == (other.batch, other.seqlen_q, other.seqlen_k)
-        )
+        return isinstance(other, Problem) and self._value == other._value
 
     def __hash__(self) -> int:
-        return hash((self.key, self.batch, self.seqlen_q, self.seqlen_k))
+        return hash(self._value)
 
     def __repr__(self) -> str:
         return f"Problem({', '.join(f'{name}={value!r}' for name, value in self._stated().items())})"
@@ -353,8 +413,5 @@ FIELDS = frozenset(_core.features_dict(_DEFAULT))
 def problem_of_key(key: bytes, batch: int, seqlen_q: int, seqlen_k: int) -> Problem:
     """A Problem around packed features."""
     problem = object.__new__(Problem)
-    problem.key = key
-    problem.batch = batch
-    problem.seqlen_q = seqlen_q
-    problem.seqlen_k = seqlen_k
+    problem._value = (key, batch, seqlen_q, seqlen_k)
     return problem

@@ -8,15 +8,20 @@ import os
 import sys
 from typing import Any
 
-from cynosure import _core
-from cynosure._constant import compiling, constant
-from cynosure.backend import BackendArgument, contract_of
+from cynosure import _core, log
+from cynosure._constant import constant
+from cynosure._tracing import compiling, in_this_trace, keep_for_this_trace
+from cynosure.backend import BackendArgument, Contract, contract_of
 
 # The dict behind os.environ. Dynamo guards look-ups in it, of absent keys too; those in os.environ itself it does not.
 _ENVIRONMENT: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
 
-# Digest of the rule set in force besides the file that CYNOSURE_FAULTS names; see faults.py. Traced code guards on it.
-added_faults = 0
+# Digest of the rule set that faults.py holds besides the file of CYNOSURE_FAULTS. Text, because traced code guards on it
+# and torch would make a number that changes symbolic.
+added_faults = "0"
+
+
+_flags: tuple[Any, Any] | None = None  # torch's functions, once it is imported
 
 
 def _torch_state() -> tuple[bool, int]:
@@ -24,29 +29,44 @@ def _torch_state() -> tuple[bool, int]:
 
     The precision is 0 for "highest" and 1 below it: torch's tracer guards no finer, and the two lower ones allow us the same.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "get_float32_matmul_precision"):
-        return False, 0
-    return torch.are_deterministic_algorithms_enabled(), 0 if torch.get_float32_matmul_precision() == "highest" else 1
+    global _flags
+    flags = _flags
+    if flags is None:
+        torch = sys.modules.get("torch")
+        if not hasattr(torch, "get_float32_matmul_precision"):
+            return False, 0
+        _flags = flags = (torch.are_deterministic_algorithms_enabled, torch.get_float32_matmul_precision)  # type: ignore[union-attr]
+    return flags[0](), 0 if flags[1]() == "highest" else 1
+
+
+def _word_of(values: tuple[bytes | None, ...], deterministic: bool, precision: int, added: str) -> int:
+    """The word for these values of `_core.ENVIRONMENT`. Raises ValueError naming the variable."""
+    path = values[_core.ENVIRONMENT.index("CYNOSURE_FAULTS")]
+    digest = 0
+    if path is not None or added != "0":
+        from cynosure import faults
+
+        digest = faults.digest_with_file(os.fsdecode(path) if path else None)
+    return int(_core.settings_from_environment(values, deterministic, precision, digest))
 
 
 @constant
-def _word_of(added: int, *values: bytes | None) -> int | str:
+def _known_word(added: str) -> int | None:
+    """The word where an earlier call in this trace has left all guards; None: read the environment."""
+    word: int | None = in_this_trace((added, _torch_state()))
+    return word
+
+
+@constant
+def _traced_word_of(added: str, *values: bytes | None) -> tuple[int, str | None]:
     """The word for these values of `_core.ENVIRONMENT`, or an error as text."""
-    deterministic, precision = _torch_state()
+    state = _torch_state()
     try:
-        return _core.settings_from_environment(values, deterministic, precision, _rules_digest(added, values))
+        word = _word_of(values, *state, added)
     except ValueError as error:
-        return str(error)
-
-
-def _rules_digest(added: int, values: tuple[bytes | None, ...]) -> int:
-    path = values[_core.ENVIRONMENT.index("CYNOSURE_FAULTS")]
-    if path is None and added == 0:
-        return 0
-    from cynosure import faults
-
-    return faults.digest_with_file(os.fsdecode(path) if path else None)
+        return 0, str(error)
+    keep_for_this_trace((added, state), word, _core.ENVIRONMENT)
+    return word, None
 
 
 def traced_word() -> int:
@@ -55,9 +75,13 @@ def traced_word() -> int:
     In traced code each variable leaves one guard, absent or not, and nothing else does: the keys are literal for that
     reason. tests/python/test_settings.py holds them to `_core.ENVIRONMENT`.
     """
+    added = added_faults
+    known = _known_word(added)
+    if known is not None:
+        return known
     get = _ENVIRONMENT.get
-    word = _word_of(
-        added_faults,
+    word, error = _traced_word_of(
+        added,
         get(b"NVTE_FLASH_ATTN"),
         get(b"NVTE_FLASH_ATTN_V2"),
         get(b"NVTE_FLASH_ATTN_V3"),
@@ -75,24 +99,28 @@ def traced_word() -> int:
         get(b"CYNOSURE_CHECK"),
         get(b"CYNOSURE_FAULTS"),
     )
-    if isinstance(word, str):
-        raise ValueError(word)
+    if error is not None:
+        raise ValueError(error)
     return word
 
 
-def eager_word() -> int:
-    """The same, remembered until a variable or one of the flags changes. Not for traced code."""
+_KEYS = tuple(os.fsencode(name) for name in _core.ENVIRONMENT)
+
+
+def eager_now() -> tuple[int, bool]:
+    """(the same word, whether decisions are logged), remembered until a variable or a flag changes. Not for traced code."""
     deterministic, precision = _torch_state()
-    known = _core.known_word(_ENVIRONMENT, deterministic, precision, added_faults)
-    if known is None:
-        known = traced_word()
-        _core.remember_word(_ENVIRONMENT, deterministic, precision, added_faults, known)
-    return known  # type: ignore[no-any-return]
+    now: tuple[int, bool] | None = _core.recall(_ENVIRONMENT, deterministic, precision, added_faults)
+    if now is None:
+        added, values = added_faults, tuple([_ENVIRONMENT.get(key) for key in _KEYS])
+        now = (_word_of(values, deterministic, precision, added), log.wanted())
+        _core.remember(values, deterministic, precision, added, now)
+    return now
 
 
 def current_word() -> int:
-    """`eager_word` or `traced_word`, as the caller needs."""
-    return traced_word() if compiling() else eager_word()
+    """The word of now, traced or not, as the caller needs."""
+    return traced_word() if compiling() else eager_now()[0]
 
 
 class Settings:
@@ -114,35 +142,19 @@ class Settings:
         backend: BackendArgument = "auto",
         policy: str = "fastest",
         deterministic: bool = False,
-        switched_off: tuple[str, ...] | list[str] = (),
+        switched_off: str | tuple[str, ...] | list[str] = (),
     ) -> None:
-        contract = contract_of(backend)
-        names = list(_core.Backend.__members__)
-        for name in switched_off:
-            if name not in names:
-                raise ValueError(f"switched_off: got {name!r}, expected one of {', '.join(names)}")
-        self.word = _core.settings_with(
-            _core.default_settings(),
-            contract=contract.kind,
-            names=list(contract.names),
-            policy=policy,
-            deterministic=bool(deterministic),
-            enabled=[name for name in names if name not in switched_off],
-            rules_digest=added_faults,
-        )
+        kind, names = (backend.kind, backend.names) if isinstance(backend, Contract) else (None, backend)
+        digest = _digest(added_faults)
+        self.word = _checked(*_word_with(_DEFAULT, kind, names, policy, deterministic, switched_off, digest))
 
     @classmethod
     def current(cls, *, backend: BackendArgument | None = None, policy: str | None = None) -> Settings:
         """Of this process now. Precedence: the arguments here, `CYNOSURE_*`, `NVTE_*`."""
         word = current_word()
         if backend is not None or policy is not None:
-            contract = None if backend is None else contract_of(backend)
-            word = _core.settings_with(
-                word,
-                contract=None if contract is None else contract.kind,
-                names=None if contract is None else list(contract.names),
-                policy=policy,
-            )
+            kind, names = (backend.kind, backend.names) if isinstance(backend, Contract) else (None, backend)
+            word = _checked(*_word_with(word, kind, names, policy, None, None, None))
         return settings_of_word(word)
 
     @classmethod
@@ -166,12 +178,16 @@ class Settings:
     @classmethod
     def from_json(cls, text: str) -> Settings:
         """From `to_json`'s text; only the word counts."""
-        value = json.loads(text)
-        word = value.get("word") if isinstance(value, dict) else None
         try:
-            return cls.from_word(int(word, 0))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"settings: got {text[:80]!r}, expected an object with a word such as \"0x...\": {error}") from None
+            value = json.loads(text)
+            return cls.from_word(int(value["word"], 0))
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(
+                f'settings: got {text[:80]!r}, expected an object with a word such as "0x...": {error}'
+            ) from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Settings.from_word, (self.word,)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Settings) and self.word == other.word
@@ -181,6 +197,55 @@ class Settings:
 
     def __repr__(self) -> str:
         return f"<Settings {self.describe()}>"
+
+
+_DEFAULT: int = _core.default_settings()
+
+
+@constant
+def _digest(added: str) -> int:
+    return int(added)
+
+
+@constant
+def _word_with(
+    word: int, kind: str | None, backend: Any, policy: Any, deterministic: Any, switched_off: Any, digest: int | None
+) -> tuple[int, str | None, bool]:
+    """(the word with these parts replaced; those that are None are kept), or (0, error text, whether a type is wrong).
+
+    A contract comes as its kind and names.
+    """
+    try:
+        contract = None if backend is None else contract_of(backend) if kind is None else Contract(kind, backend)
+        if not (policy is None or isinstance(policy, str)):  # the core checks the name
+            raise ValueError(f"policy: got {policy!r}, expected 'fastest' or 'te'")
+        if not (deterministic is None or isinstance(deterministic, bool)):
+            raise ValueError(f"deterministic: got {deterministic!r}, expected True or False")
+        known = list(_core.Backend.__members__)
+        off = () if switched_off is None else (switched_off,) if isinstance(switched_off, str) else tuple(switched_off)
+        for name in off:
+            if name not in known:
+                raise ValueError(f"switched_off: got {name!r}, expected one of {', '.join(known)}")
+        changed: int = _core.settings_with(
+            word,
+            contract=None if contract is None else contract.kind,
+            names=None if contract is None else list(contract.names),
+            policy=policy,
+            deterministic=deterministic,
+            enabled=None if switched_off is None else [name for name in known if name not in off],
+            rules_digest=digest,
+        )
+    except (ValueError, TypeError) as error:
+        return 0, str(error), isinstance(error, TypeError)
+    return changed, None, False
+
+
+def _checked(word: int, error: str | None, wrong_type: bool) -> int:
+    if wrong_type:
+        raise TypeError(error)
+    if error is not None:
+        raise ValueError(error)
+    return word
 
 
 def settings_of_word(word: int) -> Settings:

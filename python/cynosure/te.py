@@ -4,23 +4,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from operator import attrgetter, index
-from typing import Any
+from typing import Any, NamedTuple
 
 from cynosure import _core, log
-from cynosure import device as _device
-from cynosure._constant import compiling, constant
+from cynosure._constant import constant
+from cynosure._tracing import compiling, decide
 from cynosure.backend import FusedAttnBackend
-from cynosure.device import Device
-from cynosure.problem import check_integer
-from cynosure.settings import eager_word, traced_word
-from cynosure.version import Version
+from cynosure.device import Device, this_key, this_key_constant
+from cynosure.problem import LARGEST_SIZE, check_integer
+from cynosure.settings import eager_now, traced_word
+from cynosure.version import Version, version_of_parts
 
 
-@dataclass
-class AttentionParams:
-    """TransformerEngine's record: its field names and defaults (all 35). Its own record object is taken as well."""
+class AttentionParams(NamedTuple):
+    """TransformerEngine's record: its field names and defaults (all 35), immutable. Its own record object is taken too."""
 
     qkv_type: Any = "tensor"
     qkv_dtype: Any = "bf16"
@@ -79,7 +77,7 @@ _TENSOR_KINDS = {
     "MXFP8TensorStorage": "mxfp8_storage",
 }
 
-# The fields that go to the core as they are, in the order in which _key_of passes them.
+# The fields that go to the core as they are, in the order in which _read passes them.
 _PLAIN = (
     "core_attention_bias_type",
     "core_attention_bias_shape",
@@ -118,9 +116,9 @@ def _kind_name(kind: Any) -> Any:
 @constant
 def _pack(
     kind: Any, dtype: Any, layout: Any, mask: Any, window: Any, diagonal: Any, slopes: int | None, dropout: bool, fp8: Any,
-    recipe: tuple[str, bool, bool] | None, cache: tuple[bool, int] | None, *rest: Any,
-) -> bytes | str:  # fmt: skip
-    """The features of a record, or an error as text."""
+    recipe: tuple[str, bool, bool] | None, cache: tuple[bool, int] | None, word: int, deterministic: bool, *rest: Any,
+) -> tuple[bytes, int, str | None]:  # fmt: skip
+    """(the features of a record, the settings word for it, None), or an error as text in the last."""
     values: dict[str, Any] = {
         "qkv_type": _kind_name(kind),
         "qkv_dtype": _dtype_name(dtype),
@@ -138,21 +136,17 @@ def _pack(
     if cache is not None:
         values.update({"kv_cache.is_paged": cache[0], "kv_cache.page_size": cache[1]})
     try:
-        key: bytes = _core.te_problem(values, "te")[0]
+        features: bytes = _core.te_problem(values, "te")[0]
+        return features, _core.settings_with(word, policy="te", deterministic=deterministic), None
     except ValueError as error:
-        return str(error)
-    return key
-
-
-@constant
-def _te_word(word: int, deterministic: bool) -> int:
-    return int(_core.settings_with(word, policy="te", deterministic=deterministic))
+        return b"", 0, str(error)
 
 
 @constant
 def _answer(chosen: int, eligible: int, device: bytes) -> tuple[Any, ...]:
-    answer: tuple[Any, ...] = _core.te_answer(chosen, eligible, device)
-    return answer
+    """TransformerEngine's six values and the three inside the last; a version as its parts, a sub-backend as an index."""
+    flash, version, fused, sub, unfused, available = _core.te_answer(chosen, eligible, device)
+    return flash, None if version is None else _core.version_parts(version), fused, sub or 0, unfused, *available
 
 
 def _recipe_of(meta: Any) -> tuple[str, bool, bool] | None:
@@ -160,7 +154,7 @@ def _recipe_of(meta: Any) -> tuple[str, bool, bool] | None:
     if meta is None:
         return None
     recipe = meta["recipe"]
-    local = meta["local_recipes"][0] if "local_recipes" in meta and meta["local_recipes"] else recipe
+    local = meta["local_recipes"][0] if meta.get("local_recipes") else recipe
     if isinstance(recipe, dict):
         return local["kind"], bool(recipe.get("fp8_dpa", False)), bool(recipe.get("fp8_mha", False))
     name = local.__class__.__name__
@@ -198,12 +192,12 @@ def _check_fp8_variables(*values: bytes | None) -> str | None:
     return None
 
 
-def _key_of(p: Any) -> bytes:
-    """The features of a record; in traced code each field it reads is guarded, and costs: hence one flat call."""
+def _read(p: Any, word: int) -> tuple[bytes, int]:
+    """(features, settings word) of a record; in traced code each field is guarded, and costs: hence one flat call."""
     window = p.window_size
     slopes = p.alibi_slopes_shape
     cache = p.inference_params
-    key = _pack(
+    features, word, error = _pack(
         p.qkv_type,
         p.qkv_dtype,
         p.qkv_layout,
@@ -211,10 +205,12 @@ def _key_of(p: Any) -> bytes:
         None if window is None else (index(window[0]), index(window[1])),
         p.bottom_right_diagonal,
         None if slopes is None else len(slopes),
-        True if p.attention_dropout != 0.0 else False,  # noqa: SIM210
+        True if p.attention_dropout else False,  # noqa: SIM210
         p.fp8,
         _recipe_of(p.fp8_meta) if p.fp8 else None,
         None if cache is None else _cache_of(cache),
+        word,
+        True if p.deterministic else False,  # noqa: SIM210
         # _NUMBERS
         index(p.num_heads),
         index(p.num_gqa_groups),
@@ -238,35 +234,38 @@ def _key_of(p: Any) -> bytes:
         p.has_score_mod,
         p.has_score_mod_bprop,
     )
-    if isinstance(key, str):
-        raise ValueError(key)
-    return key
+    if error is not None:
+        raise ValueError(error)
+    return features, word
 
 
-def _check_numbers(p: Any) -> None:
+def _check(p: Any) -> None:
     """What only eager code can check."""
     for name in _NUMBERS:
-        check_integer(name, getattr(p, name))
+        check_integer(name, getattr(p, name), LARGEST_SIZE)
     for name in ("batch_size", "max_seqlen_q", "max_seqlen_kv"):
         value = getattr(p, name)
         check_integer(name, value)
         if value < 0:
             raise ValueError(f"{name}: got {value}, expected 0 or more")
-    if not 0.0 <= p.attention_dropout <= 1.0:
-        raise ValueError(f"attention_dropout: got {p.attention_dropout}, expected a number from 0 to 1")
+    dropout, window, slopes, cache = p.attention_dropout, p.window_size, p.alibi_slopes_shape, p.inference_params
+    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout <= 1.0:
+        raise ValueError(f"attention_dropout: got {dropout!r}, expected a number from 0 to 1")
+    if window is not None and not (isinstance(window, (tuple, list)) and len(window) == 2):
+        raise ValueError(f"window_size: got {window!r}, expected None or (left, right), each -1 or more")
+    if slopes is not None and not hasattr(slopes, "__len__"):
+        raise ValueError(f"alibi_slopes_shape: got {slopes!r}, expected None, (heads) or (batch, heads)")
+    if p.fp8 and p.fp8_meta is not None and not (isinstance(p.fp8_meta, dict) and "recipe" in p.fp8_meta):
+        raise ValueError(f"fp8_meta: got {p.fp8_meta!r}, expected a dict with a recipe")
+    if cache is not None and not hasattr(cache, "is_paged"):
+        raise ValueError(f"inference_params: got {cache!r}, expected None or an object with is_paged and page_size")
 
 
 def _assemble(answer: tuple[Any, ...]) -> TeAnswer:
-    """TransformerEngine's six values from the core's plain ones."""
-    flash, version, fused, sub, unfused, available = answer
-    return (
-        flash,
-        None if version is None else Version(version),
-        fused,
-        _SUB_BACKENDS[0 if sub is None else sub],
-        unfused,
-        [available[0], available[1], available[2]],
-    )
+    """TransformerEngine's six values from `_answer`'s plain ones."""
+    flash, version, fused, sub, unfused, any_flash, any_fused, any_unfused = answer
+    available = [any_flash, any_fused, any_unfused]
+    return flash, None if version is None else version_of_parts(version), fused, _SUB_BACKENDS[sub], unfused, available
 
 
 def get_attention_backend(attention_params: Any, device: Device | None = None) -> TeAnswer:
@@ -283,52 +282,50 @@ def get_attention_backend(attention_params: Any, device: Device | None = None) -
     Raises:
         ValueError, TypeError: a record TransformerEngine would raise on too, or a value no field takes; names the field.
     """
-    if compiling():
-        return _traced(attention_params, device)
-    return _eager(attention_params, eager_word(), _device.this_key() if device is None else device.key)
-
-
-def _traced(p: Any, device: Device | None) -> TeAnswer:
-    from cynosure._tracing import decide
-
-    machine = _device.this_key_constant() if device is None else device.key
+    p = attention_params
+    if not compiling():
+        return _eager(p, *eager_now(), this_key() if device is None else device.key)
+    machine = this_key_constant() if device is None else device.key
     if p.fp8:
         _fp8_variables()
-    word = _te_word(traced_word(), True if p.deterministic else False)  # noqa: SIM210
-    _, chosen, eligible = decide(_key_of(p), p.batch_size, p.max_seqlen_q, p.max_seqlen_kv, word, machine)
+    features, word = _read(p, traced_word())
+    _, chosen, eligible = decide((features, p.batch_size, p.max_seqlen_q, p.max_seqlen_kv), word, machine)
     return _assemble(_answer(chosen, eligible, machine))
 
 
 _MOST_REMEMBERED = 1024
-_remembered: dict[Any, TeAnswer] = {}
-_fields_of = attrgetter(*(name for name in AttentionParams.__dataclass_fields__ if name not in ("fp8", "fp8_meta", "inference_params")))
+_remembered: dict[Any, tuple[tuple[type, ...], TeAnswer]] = {}
+_FIELDS = tuple([name for name in AttentionParams._fields if name not in ("fp8", "fp8_meta", "inference_params")])
+_fields_of = attrgetter(*_FIELDS)
 
 
-def _eager(p: Any, word: int, machine: bytes) -> TeAnswer:
+def _eager(p: Any, word: int, logged: bool, machine: bytes) -> TeAnswer:
     """Remembers answers by the values of the fields, so that a hit costs one look-up. FP8 records are always worked out."""
     if p.fp8:
         _fp8_variables()
         return _work_out(p, word, machine)
     cache = p.inference_params
-    identity = (_fields_of(p), None if cache is None else _cache_of(cache), word, machine)
+    fields = _fields_of(p)
     try:
-        answer = _remembered.get(identity)
-    except TypeError:  # a list where a tuple was meant
+        identity = (fields, None if cache is None else _cache_of(cache), word, machine)
+        known = _remembered.get(identity)
+    except (TypeError, AttributeError):  # a list where a tuple was meant, or what is refused below
         return _work_out(p, word, machine)
-    if answer is None or log.wanted():
+    types = tuple(map(type, fields))  # 1 and True are equal, but only one of them is a number of heads
+    if known is None or known[0] != types or logged:
         answer = _work_out(p, word, machine)
         if len(_remembered) >= _MOST_REMEMBERED:
             _remembered.clear()
-        _remembered[identity] = answer
-    return (*answer[:5], answer[5].copy())
+        _remembered[identity] = known = (types, answer)
+    flash, version, fused, sub, unfused, available = known[1]
+    return flash, version, fused, sub, unfused, available.copy()
 
 
 def _work_out(p: Any, word: int, machine: bytes) -> TeAnswer:
-    _check_numbers(p)
-    key = _key_of(p)
-    word = _te_word(word, bool(p.deterministic))
+    _check(p)
+    features, word = _read(p, word)
     lengths = (p.batch_size, p.max_seqlen_q, p.max_seqlen_kv)
-    chosen, eligible = _core.outcome(key, *lengths, word, machine)
+    chosen, eligible = _core.outcome(features, *lengths, word, machine)
     if log.wanted():
-        log.decided(key, lengths, word, machine, None)
+        log.decided(features, lengths, word, machine, None)
     return _assemble(_answer(chosen, eligible, machine))

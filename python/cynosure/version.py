@@ -39,29 +39,35 @@ def _key(other: Any) -> tuple[int, ...] | None:
 class Version:
     """A release number in PEP 440's order, without local part. Compares with itself, text, tuples and packaging's."""
 
-    __slots__ = ("key", "text")
+    __slots__ = ("_parts",)
+    # (major, minor, micro, phase, number, text): one attribute, because each costs the tracer
+    _parts: tuple[int, int, int, int, int, str]
 
     def __init__(self, text: str) -> None:
         parts = _parse(text)
         if parts is None:
             raise ValueError(f"version: got {text!r}, expected a text such as '2.8.3' or '3.0.0b1'")
-        self.key = parts[:5]
-        self.text = parts[5]
+        self._parts = parts
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What versions are compared by: major, minor, micro, phase and the number within the phase."""
+        return self._parts[:5]
 
     @property
     def major(self) -> int:
         """The first number."""
-        return self.key[0]
+        return self._parts[0]
 
     @property
     def minor(self) -> int:
         """The second number."""
-        return self.key[1]
+        return self._parts[1]
 
     @property
     def micro(self) -> int:
         """The third number."""
-        return self.key[2]
+        return self._parts[2]
 
     def __eq__(self, other: object) -> bool:
         key = _key(other)
@@ -91,7 +97,14 @@ class Version:
         return hash(self.key)
 
     def __str__(self) -> str:
-        return self.text
+        return self._parts[5]
 
     def __repr__(self) -> str:
-        return f"Version('{self.text}')"
+        return f"Version('{self._parts[5]}')"
+
+
+def version_of_parts(parts: tuple[int, int, int, int, int, str]) -> Version:
+    """A Version around `_core.version_parts`."""
+    version = object.__new__(Version)
+    version._parts = parts
+    return version

@@ -2,7 +2,9 @@
 // core/cache.cpp: the bounded cache of outcomes.
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstring>
+#include <optional>
 #include <type_traits>
 
 #include <cynosure/select.hpp>
@@ -49,6 +51,7 @@ Word hash(const Key& key) {
   __extension__ using Wide = unsigned __int128;
   static_assert(kKeyWords % 2 == 0);
   Word h = 0;
+#pragma GCC unroll 16
   for (std::size_t i = 0; i < kKeyWords; i += 2) {
     const Wide product = static_cast<Wide>(key[i] ^ kMultipliers[i]) * (key[i + 1] ^ kMultipliers[i + 1]);
     h ^= static_cast<Word>(product) ^ static_cast<Word>(product >> 64U);
@@ -65,7 +68,7 @@ Word hash(const Key& key) {
 /// whoever reads a new word also sees the version that came before it.
 class Cache {
  public:
-  [[nodiscard]] bool find(Word h, const Key& key, Outcome& outcome) const {
+  [[nodiscard]] std::optional<Outcome> find(Word h, const Key& key) const {
     const Set& set = sets_[h >> kSetShift];
     const Word version = set.version.load(std::memory_order_acquire);
     const std::uint32_t tag = tag_of(h);
@@ -74,12 +77,12 @@ class Cache {
       const Entry& entry = set.entries[way];
       if (!equal(entry, key)) continue;
       std::array<Word, kOutcomeWords> words;
+#pragma GCC unroll 16
       for (std::size_t i = 0; i < kOutcomeWords; ++i) words[i] = entry[kKeyWords + i].load(std::memory_order_acquire);
-      if (version % 2 != 0 || set.version.load(std::memory_order_relaxed) != version) return false;
-      std::memcpy(static_cast<void*>(&outcome), words.data(), sizeof(Outcome));
-      return true;
+      if (version % 2 != 0 || set.version.load(std::memory_order_relaxed) != version) return std::nullopt;
+      return std::bit_cast<Outcome>(words);
     }
-    return false;
+    return std::nullopt;
   }
 
   /// Does nothing where another thread is writing to the same set: the next miss tries again.
@@ -115,6 +118,7 @@ class Cache {
   static std::uint32_t tag_of(Word h) { return static_cast<std::uint32_t>(h) | 1U; }
   static bool equal(const Entry& entry, const Key& key) {
     Word difference = 0;
+#pragma GCC unroll 32
     for (std::size_t i = 0; i < kKeyWords; ++i) difference |= entry[i].load(std::memory_order_acquire) ^ key[i];
     return difference == 0;
   }
@@ -129,9 +133,8 @@ constinit Cache cache;  // about 280 KB of zero pages until used
 Outcome cached_outcome(const Problem& problem, Settings settings, const Device& device) {
   const Key key = make_key(problem, settings, device);
   const Word h = hash(key);
-  Outcome outcome;
-  if (cache.find(h, key, outcome)) return outcome;
-  outcome = evaluate(problem, settings, device);
+  if (const std::optional<Outcome> known = cache.find(h, key)) return *known;
+  const Outcome outcome = evaluate(problem, settings, device);
   cache.insert(h, key, outcome);
   return outcome;
 }

@@ -99,7 +99,7 @@ struct Remembered {
   nb::tuple values;
   bool deterministic = false;
   int matmul_precision = 0;
-  std::int64_t added = 0;
+  nb::object added;
   nb::object made;
 };
 Remembered& remembered() {
@@ -109,9 +109,9 @@ Remembered& remembered() {
   return *last;
 }
 
-nb::object recall(const nb::dict& environ, bool deterministic, int matmul_precision, std::int64_t added) {
+nb::object recall(const nb::dict& environ, bool deterministic, int matmul_precision, const nb::object& added) {
   const Remembered& last = remembered();
-  if (!last.made.is_valid() || last.deterministic != deterministic || last.matmul_precision != matmul_precision || last.added != added) return nb::none();
+  if (!last.made.is_valid() || last.deterministic != deterministic || last.matmul_precision != matmul_precision || !last.added.is(added)) return nb::none();
   for (std::size_t i = 0; i < last.keys.size(); ++i) {
     PyObject* value = PyDict_GetItem(environ.ptr(), last.keys[i].ptr());
     if ((value == nullptr ? Py_None : value) != PyTuple_GET_ITEM(last.values.ptr(), static_cast<Py_ssize_t>(i))) return nb::none();
@@ -120,7 +120,7 @@ nb::object recall(const nb::dict& environ, bool deterministic, int matmul_precis
 }
 
 /// The values are those that `made` was made from, not those of now: another thread may have changed the environment.
-void remember(const nb::tuple& values, bool deterministic, int matmul_precision, std::int64_t added, const nb::object& made) {
+void remember(const nb::tuple& values, bool deterministic, int matmul_precision, const nb::object& added, const nb::object& made) {
   Remembered& last = remembered();
   if (values.size() != last.keys.size()) throw std::invalid_argument("remember: one value for each of ENVIRONMENT");
   last.values = values;

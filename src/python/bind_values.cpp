@@ -35,6 +35,7 @@ std::int64_t field_value(Field field, nb::handle object) {
   }
   if (field_info.type == FieldType::version && object.is_none()) return 0;
   if (field_info.type == FieldType::backends && !nb::isinstance<nb::str>(object)) {
+    if (!PySequence_Check(object.ptr()) && !PyAnySet_Check(object.ptr())) refuse();
     BackendSet set;
     for (const nb::handle item : object) {
       const std::string text = nb::cast<std::string>(nb::str(item));

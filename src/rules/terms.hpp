@@ -83,8 +83,9 @@ constexpr std::int32_t window_left(const auto& c) { return c.f.window_given ? c.
 constexpr bool sliding_window(const auto& c) {
   return window_left(c) != -1 || (window_right(c) != -1 && window_right(c) != 0);
 }
-/// Both lengths are multiples of 64 and no query comes without a key.
-constexpr auto aligned64(const auto& c) { return c.len.q.multiple_of(64) && c.len.k.multiple_of(64) && c.len.q_at_most_k(); }
+/// Both lengths are multiples of 64 and no query comes without a key. In this order: over symbolic lengths the last
+/// two are asked only where q <= k does not settle the row.
+constexpr auto aligned64(const auto& c) { return c.len.q_at_most_k() && c.len.q.multiple_of(64) && c.len.k.multiple_of(64); }
 
 // ---- bias and softmax -------------------------------------------------------------------------------------------
 constexpr bool vanilla(const auto& c) { return c.f.softmax == Softmax::vanilla; }

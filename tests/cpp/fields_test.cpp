@@ -87,7 +87,8 @@ TEST(Fields, SettingOneLeavesTheOthers) {
     set_value(problem, info.field, samples(info).back());
     for (const FieldInfo& other : fields())
       if (other.field != info.field) {
-        EXPECT_EQ(value(other.field, problem, {}, {}), value(other.field, {}, {}, {})) << info.name << " " << other.name;
+        EXPECT_EQ(value(other.field, problem, {}, {}), value(other.field, {}, {}, {}))
+            << info.name << " " << other.name;
       }
   }
 }

@@ -1,35 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/cpp/golden_test.cpp: every decision of TransformerEngine's in tests/data comes out under policy te.
-#include <cstdio>
-#include <memory>
 #include <string>
 
 #include <gtest/gtest.h>
 
+#include "gzip_lines.hpp"
 #include "io/records.hpp"
 
 namespace cynosure {
 namespace {
 
-constexpr std::size_t kRecords = 20000;
 constexpr std::size_t kShownMismatches = 10;
-
-/// Lines of a compressed file. gzip is a program on every system with a compiler; a library would be one more to find.
-class GzipLines {
- public:
-  explicit GzipLines(const std::string& path) : pipe_(popen(("gzip -dc '" + path + "'").c_str(), "r"), &pclose) {}
-  bool next(std::string& line) {
-    line.clear();
-    for (int c = 0; pipe_ && (c = std::fgetc(pipe_.get())) != EOF;) {
-      if (c == '\n') return true;
-      line += static_cast<char>(c);
-    }
-    return !line.empty();
-  }
-
- private:
-  std::unique_ptr<FILE, int (*)(FILE*)> pipe_;
-};
 
 /// The text of the object under `key`; keys are in alphabetical order in both files, so equal objects are equal text.
 std::string object_at(const std::string& line, const std::string& key) {
@@ -44,7 +25,7 @@ bool agrees(const std::string& record, const std::string& answer) {
 }
 
 TEST(Golden, EveryDecisionAgreesUnderTe) {
-  GzipLines lines(CYNOSURE_SOURCE_DIR "/tests/data/te_decisions.jsonl.gz");
+  testing::GzipLines lines(testing::kGoldenPath);
   std::size_t count = 0;
   std::size_t mismatches = 0;
   for (std::string line; lines.next(line); ++count) {
@@ -54,11 +35,11 @@ TEST(Golden, EveryDecisionAgreesUnderTe) {
     if (mismatches <= kShownMismatches) ADD_FAILURE() << line << "\n" << answer;
   }
   EXPECT_EQ(mismatches, 0U);
-  EXPECT_EQ(count, kRecords) << "tests/data/te_decisions.jsonl.gz did not come through gzip -dc whole";
+  EXPECT_EQ(count, testing::kGoldenRecords) << "tests/data/te_decisions.jsonl.gz did not come through gzip -dc whole";
 }
 
 TEST(Golden, EveryRecordHasAnAnswerUnderFastest) {
-  GzipLines lines(CYNOSURE_SOURCE_DIR "/tests/data/te_decisions.jsonl.gz");
+  testing::GzipLines lines(testing::kGoldenPath);
   for (std::string line; lines.next(line);) {
     const std::string answer = io::answer_record(line, Policy::fastest);
     const bool te_raises = line.find("\"expect\":{\"error\"") != std::string::npos;

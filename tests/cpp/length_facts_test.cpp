@@ -105,7 +105,8 @@ LengthFact random_fact(Random& random) {
     case 4:
       return {random.percent(50) ? Kind::q_at_most_k : Kind::q_equals_k, 0, 0};
     default:
-      return {Kind::product_over, static_cast<std::uint8_t>(1 + random.below(7)), random.of<std::int64_t>({1, 8, 1 << 20})};
+      return {Kind::product_over, static_cast<std::uint8_t>(1 + random.below(7)),
+              random.of<std::int64_t>({1, 8, 1 << 20})};
   }
 }
 
@@ -125,12 +126,14 @@ TEST(PartialLengths, WhatFollowsIsTrue) {
     const Truth answer = partial.holds(asked);
     if (answer.is_unknown()) continue;
     ++followed;
-    ASSERT_EQ(answer.is_yes(), holds(asked, lengths)) << asked.to_string() << " for " << lengths.batch << ", "
-                                                      << lengths.seqlen_q << ", " << lengths.seqlen_k << " from " << [&] {
-      std::string text;
-      for (const KnownFact& fact : known) text += fact.fact.to_string() + (fact.value.is_yes() ? " yes; " : " no or unknown; ");
-      return text;
-    }();
+    ASSERT_EQ(answer.is_yes(), holds(asked, lengths))
+        << asked.to_string() << " for " << lengths.batch << ", " << lengths.seqlen_q << ", " << lengths.seqlen_k
+        << " from " << [&] {
+             std::string text;
+             for (const KnownFact& fact : known)
+               text += fact.fact.to_string() + (fact.value.is_yes() ? " yes; " : " no or unknown; ");
+             return text;
+           }();
   }
   EXPECT_GT(followed, 3000);
 }

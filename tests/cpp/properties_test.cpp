@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/cpp/properties_test.cpp: what holds for every problem, setting and device. Fixed seeds; a failure prints the call.
-#include <unistd.h>
-
+// tests/cpp/properties_test.cpp: what holds for every problem, setting and device. Fixed seeds; a failure prints the
+// call.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cynosure/fields.hpp>
 #include <cynosure/select.hpp>
@@ -110,7 +110,7 @@ TEST(Properties, WithoutSettingsAgainstItSomethingRunsAnyPlainCall) {
     const Features& f = call.problem.features;
     const bool plain = !f.fp8 && f.dtype <= DType::float64 && f.num_splits == 1 && !f.score_mod && !f.score_mod_bprop &&
                        !f.pad_between_seqs && !f.context_parallel;
-    if (plain) ASSERT_TRUE(call.outcome().eligible.contains(Backend::unfused)) << call.text();
+    ASSERT_TRUE(!plain || call.outcome().eligible.contains(Backend::unfused)) << call.text();
   }
 }
 
@@ -199,68 +199,110 @@ std::vector<std::int64_t> candidates(const FieldInfo& field, const Call& call) {
   return values;
 }
 
-/// The settings with one field changed; those of a contract that lets `backend` run.
-std::vector<Settings> changed_settings(Settings s, Field field, Backend backend) {
+/// The call with one field changed, in every way worth trying; settings so that `backend` may run.
+std::vector<Call> changes(const Call& call, Field field, Backend backend) {
+  std::vector<Call> changed;
+  const Settings s = call.settings;
+  const auto with = [&](Settings settings) { changed.push_back({call.problem, settings, call.device}); };
   switch (field) {
-    case Field::enabled:
-      return {s.with_enabled(s.enabled() | backend), s.with_enabled(s.enabled() - BackendSet(Backend::flash3))};
+    case Field::switched_off:
+      with(s.with_enabled(s.enabled() | backend));
+      with(s.with_enabled(s.enabled() - BackendSet(Backend::flash3)));
+      break;
     case Field::contract:
-      return {s.with_contract(Contract::automatic, {}), s.with_contract(Contract::prefer, {backend})};
+      with(s.with_contract(Contract::automatic, {}));
+      with(s.with_contract(Contract::prefer, {backend}));
+      break;
     case Field::policy:
-      return {s.with_policy(Policy::fastest), s.with_policy(Policy::te)};
+      with(s.with_policy(Policy::fastest));
+      with(s.with_policy(Policy::te));
+      break;
     case Field::deterministic:
-      return {s.with_deterministic(false), s.with_deterministic(true)};
+      with(s.with_deterministic(!s.deterministic()));
+      break;
     case Field::emulate_fp8:
-      return {s.with_switch(Settings::emulate_fp8, true)};
+      with(s.with_switch(Settings::emulate_fp8, true));
+      break;
     case Field::onnx_export:
-      return {s.with_switch(Settings::onnx_export, true)};
+      with(s.with_switch(Settings::onnx_export, true));
+      break;
     default:
-      return {};
+      break;
   }
+  const auto index = static_cast<std::size_t>(field);
+  if (index >= kFirstSettingsField) return changed;
+  for (const std::int64_t value : candidates(info(field), call)) {
+    Call next = call;
+    if (index < kFirstDeviceField) {
+      set_value(next.problem, field, value);
+    } else {
+      set_value(next.device, field, value);
+    }
+    changed.push_back(next);
+  }
+  return changed;
 }
 
-/// One change of one field that the row reads makes it stop firing. Only the row's predicate is judged: the changed
-/// problem may be one that validate() refuses.
-bool one_change_removes(const Call& call, std::size_t row, const Rule& rule) {
+/// At most `most` changes of fields that the row reads make it stop firing. Only the row's predicate is judged: a
+/// changed problem may be one that validate() refuses.
+bool removable(const Call& call, std::size_t row, const Rule& rule, int most) {
   for (const Field field : rule.reads) {
-    for (const Backend backend : rule.backends)
-      for (const Settings settings : changed_settings(call.settings, field, backend))
-        if (!evaluate(call.problem, settings, call.device).fired.test(row)) return true;
-    const FieldInfo& about = info(field);
-    const auto index = static_cast<std::size_t>(field);
-    if (index >= kFirstSettingsField) continue;
-    for (const std::int64_t value : candidates(about, call)) {
-      Call changed = call;
-      if (index < kFirstDeviceField) {
-        set_value(changed.problem, field, value);
-      } else {
-        set_value(changed.device, field, value);
+    for (const Backend backend : rule.backends) {
+      for (const Call& changed : changes(call, field, backend)) {
+        if (!changed.outcome().fired.test(row)) return true;
+        if (most > 1 && removable(changed, row, rule, most - 1)) return true;
       }
-      if (!changed.outcome().fired.test(row)) return true;
     }
   }
   return false;
 }
 
-/// Rows whose cause may lie in two fields at once, each of which fires them alone.
-const std::map<std::string_view, std::string_view> kTwoCauses{
+/// Rows that one change does not always remove, because several of their fields may each be a cause: how many have to
+/// change at most, and why.
+struct SeveralCauses {
+  int changes;
+  std::string_view why;
+};
+const std::map<std::string_view, SeveralCauses> kSeveralCauses{
+    {"aten_flash.kv_cache", {2, "a KV cache and context parallelism"}},
+    {"cpu.kv_cache", {2, "a KV cache and context parallelism"}},
+    {"cpu.score_mod", {2, "two callbacks"}},
+    {"flash.score_mod", {2, "two callbacks"}},
+    {"unfused.score_mod", {2, "two callbacks"}},
+    {"cudnn_f16.bias", {2, "a bias and a dense mask"}},
+    {"cudnn_fp8.bias", {2, "a bias and a dense mask"}},
+    {"cudnn_f16.dtype", {2, "FP8 data and FP8 attention"}},
+    {"cudnn_f16.head_dim", {2, "both head dims"}},
+    {"flash2.head_dim", {2, "both head dims"}},
+    {"flash3.head_dim_alignment", {2, "both head dims"}},
+    {"cudnn.te_window_fp8", {2, "both sides of the window; fp8_dpa and fp8_mha"}},
+    {"cudnn_fp8.window", {2, "both sides of the window; architecture and version"}},
+    {"cudnn_f16.mask", {2, "the mask and the version"}},
+    {"cudnn_f16.window", {3, "both sides of the window, and the version"}},
+    {"cudnn_fp8.layout", {2, "the layout and sinks"}},
+    {"cudnn_fp8.shape", {4, "both head dims, the mask, architecture and version"}},
 };
 
-TEST(Properties, EveryReasonHasACauseAmongTheFieldsItNames) {
+TEST(Properties, EveryReasonHasItsCauseAmongTheFieldsItNames) {
+  constexpr int kSamples = 150;
   Random random(18);
   const std::vector<Rule> table = rule_table();
   std::map<std::string_view, int> seen;
-  std::map<std::string_view, std::string> stubborn;
-  for (int i = 0; i < 3000; ++i) {
+  std::map<std::string_view, std::set<int>> needed;  // how many changes, over the calls where the row fires
+  for (int i = 0; i < 10000; ++i) {
     const Call call = testing::random_call(random);
     call.outcome().fired.for_each([&](std::size_t row) {
       const Rule& rule = table[row];
-      if (++seen[rule.id] > 60) return;
-      if (!one_change_removes(call, row, rule)) stubborn.try_emplace(rule.id, call.text());
+      if (++seen[rule.id] > kSamples) return;
+      const auto several = kSeveralCauses.find(rule.id);
+      const int most = several == kSeveralCauses.end() ? 1 : several->second.changes;
+      int count = 1;
+      while (count <= most && !removable(call, row, rule, count)) ++count;
+      needed[rule.id].insert(count);
+      EXPECT_LE(count, most) << rule.id << " fires whatever fields it reads are changed\n  " << call.text();
     });
   }
-  for (const auto& [id, text] : stubborn)
-    EXPECT_TRUE(kTwoCauses.contains(id)) << id << " fires whatever single field it reads is changed\n  " << text;
+  for (const auto& [id, counts] : needed) EXPECT_EQ(*counts.begin(), 1) << id << ": one change never does";
 }
 
 // ---- symbolic lengths --------------------------------------------------------------------------------------------
@@ -298,7 +340,8 @@ TEST(Properties, ADialogueEndsInWhatEvaluateSays) {
     ASSERT_EQ(partial.outcome.chosen, whole.chosen) << partial.path << "\n  " << call.text();
     // What is left open excludes nothing that is not excluded anyway.
     const std::vector<Rule> table = rule_table(call.settings);
-    whole.fired.for_each([&](std::size_t row) { ASSERT_TRUE(partial.outcome.fired.test(row)) << table[row].id << call.text(); });
+    whole.fired.for_each(
+        [&](std::size_t row) { ASSERT_TRUE(partial.outcome.fired.test(row)) << table[row].id << call.text(); });
   }
 }
 
@@ -326,7 +369,8 @@ TEST(Properties, UnknownLengthsLeaveOnlyWhatRunsWithAnyLengths) {
     Call call = testing::random_call(random);
     std::vector<KnownFact> known;
     PartialStep step = evaluate_partial(call.problem.features, call.settings, call.device, known);
-    for (; step.ask && known.size() < 100; step = evaluate_partial(call.problem.features, call.settings, call.device, known))
+    for (; step.ask && known.size() < 100;
+         step = evaluate_partial(call.problem.features, call.settings, call.device, known))
       known.push_back({*step.ask, Truth::unknown()});
     ASSERT_FALSE(step.ask) << call.text();
     for (int sample = 0; sample < 12; ++sample) {
@@ -372,7 +416,7 @@ std::string lines_of(const std::set<std::string>& paths) {
 TEST(Regions, AtMostEightForAnyProblem) {
   Random random(22);
   std::size_t most = 0;
-  for (int i = 0; i < 1500; ++i) {
+  for (int i = 0; i < 6000; ++i) {
     const Call call = testing::random_call(random);
     for (const bool self : {true, false}) {
       const std::set<std::string> paths = regions(call, self);
@@ -380,7 +424,7 @@ TEST(Regions, AtMostEightForAnyProblem) {
       EXPECT_LE(paths.size(), 8U) << (self ? "self\n  " : "cross\n  ") << call.text() << lines_of(paths);
     }
   }
-  RecordProperty("most", static_cast<int>(most));
+  std::printf("[   INFO   ] at most %zu regions\n", most);
 }
 
 /// bfloat16 on the three data center generations, in the forms that models use.
@@ -425,12 +469,15 @@ std::vector<Call> common_calls() {
 }
 
 TEST(Regions, AtMostFourForCommonProblems) {
+  std::size_t most = 0;
   for (const Call& call : common_calls()) {
     for (const bool self : {true, false}) {
       const std::set<std::string> paths = regions(call, self);
+      most = std::max(most, paths.size());
       EXPECT_LE(paths.size(), 4U) << (self ? "self\n  " : "cross\n  ") << call.text() << lines_of(paths);
     }
   }
+  std::printf("[   INFO   ] at most %zu regions\n", most);
 }
 
 }  // namespace

@@ -40,18 +40,39 @@ TEST(Version, AFourthNumberIsABuild) {
 }
 
 TEST(Version, RefusesWhatIsNoVersion) {
-  for (const std::string_view text :
-       {"", " ", "x", ".1", "1.", "1.2.", "v1.2", "1.2.3 ", " 1.2.3", "-1", "1..2", "1.2.3c1", "1.2.3rc", "1.2.3.post",
-        "1.2.3.dev", "1.2.3b1x", "4096", "1.4096", "99999999999999999999", "1.2.3rc65536", "+cu13", "1,2", "1.2.3.4b",
-        "0x1", "0.0.0.dev0"})
+  for (const std::string_view text : {"",
+                                      " ",
+                                      "x",
+                                      ".1",
+                                      "1.",
+                                      "1.2.",
+                                      "v1.2",
+                                      "1.2.3 ",
+                                      " 1.2.3",
+                                      "-1",
+                                      "1..2",
+                                      "1.2.3c1",
+                                      "1.2.3rc",
+                                      "1.2.3.post",
+                                      "1.2.3.dev",
+                                      "1.2.3b1x",
+                                      "4096",
+                                      "1.4096",
+                                      "99999999999999999999",
+                                      "1.2.3rc65536",
+                                      "+cu13",
+                                      "1,2",
+                                      "1.2.3.4b",
+                                      "0x1",
+                                      "0.0.0.dev0"})
     EXPECT_FALSE(Version::parse(text)) << "'" << text << "'";
   EXPECT_FALSE(Version::parse(std::string_view("1.2\0.3", 6)));
 }
 
 TEST(Version, OrdersAsPep440Does) {
-  const std::vector<std::string> ascending{"0.0.1",   "1.0.0.dev0", "1.0.0.dev3", "1.0.0a0",      "1.0.0a1",
-                                           "1.0.0b1", "1.0.0rc1",   "1.0.0",      "1.0.0.post1",  "1.0.0.post12",
-                                           "1.0.1",   "1.2.0",      "1.10.0",     "2.0.0.dev0",   "2.0.0",
+  const std::vector<std::string> ascending{"0.0.1",   "1.0.0.dev0", "1.0.0.dev3", "1.0.0a0",       "1.0.0a1",
+                                           "1.0.0b1", "1.0.0rc1",   "1.0.0",      "1.0.0.post1",   "1.0.0.post12",
+                                           "1.0.1",   "1.2.0",      "1.10.0",     "2.0.0.dev0",    "2.0.0",
                                            "9.9.0",   "9.26.0",     "10.0.0b11",  "4095.0.0.post1"};
   for (std::size_t i = 0; i < ascending.size(); ++i)
     for (std::size_t j = 0; j < ascending.size(); ++j)
@@ -65,7 +86,8 @@ TEST(Version, NotInstalledIsBelowEverything) {
 }
 
 TEST(Version, TextAndBitsRoundTrip) {
-  for (const std::string_view text : {"2.8.3", "3.0.0b1", "1.2.3a4", "4.0.0rc2", "2.8.3.post1", "1.0.0.dev7", "4095.4095.4095"}) {
+  for (const std::string_view text :
+       {"2.8.3", "3.0.0b1", "1.2.3a4", "4.0.0rc2", "2.8.3.post1", "1.0.0.dev7", "4095.4095.4095"}) {
     const Version version = parsed(text);
     EXPECT_EQ(version.to_string(), text);
     EXPECT_EQ(parsed(version.to_string()), version);
