@@ -15,7 +15,8 @@
 namespace cynosure {
 
 /// A value of a record as it comes from JSON or Python; text borrows from there.
-using ParamValue = std::variant<std::monostate, bool, std::int64_t, double, std::string_view, std::span<const std::int64_t>>;
+using ParamValue =
+    std::variant<std::monostate, bool, std::int64_t, double, std::string_view, std::span<const std::int64_t>>;
 
 /// The record. Most of its fields are Features under TransformerEngine's names and defaults; set() knows them by name.
 class AttentionParams {

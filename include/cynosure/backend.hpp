@@ -27,7 +27,9 @@ inline constexpr std::size_t kBackendCount = 8;
 inline constexpr std::array<std::string_view, kBackendCount> kBackendNames{
     "cpu", "cudnn", "cudnn_fp8", "flash2", "aten_flash", "flash3", "flash4", "unfused"};
 
-[[nodiscard]] constexpr std::string_view name(Backend backend) { return kBackendNames[static_cast<std::size_t>(backend)]; }
+[[nodiscard]] constexpr std::string_view name(Backend backend) {
+  return kBackendNames[static_cast<std::size_t>(backend)];
+}
 [[nodiscard]] constexpr std::optional<Backend> backend_named(std::string_view text) {
   for (std::size_t i = 0; i < kBackendCount; ++i)
     if (kBackendNames[i] == text) return static_cast<Backend>(i);
@@ -38,7 +40,8 @@ inline constexpr std::array<std::string_view, kBackendCount> kBackendNames{
 class BackendSet {
  public:
   constexpr BackendSet() = default;
-  constexpr BackendSet(Backend backend) : bits_(bit(backend)) {}  // NOLINT(google-explicit-constructor): reads as a set in the rule tables
+  constexpr BackendSet(Backend backend)
+      : bits_(bit(backend)) {}  // NOLINT(google-explicit-constructor): reads as a set in the rule tables
   constexpr BackendSet(std::initializer_list<Backend> backends) {
     for (const Backend backend : backends) bits_ |= bit(backend);
   }
@@ -77,7 +80,9 @@ class BackendSet {
   [[nodiscard]] constexpr Iterator end() const { return Iterator(0); }
 
  private:
-  static constexpr std::uint16_t bit(Backend backend) { return static_cast<std::uint16_t>(1U << static_cast<unsigned>(backend)); }
+  static constexpr std::uint16_t bit(Backend backend) {
+    return static_cast<std::uint16_t>(1U << static_cast<unsigned>(backend));
+  }
   std::uint16_t bits_ = 0;
 };
 

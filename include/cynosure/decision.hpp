@@ -44,7 +44,8 @@ class RuleMask {
   template <class F>
   constexpr void for_each(F f) const {
     for (std::size_t w = 0; w < words_.size(); ++w)
-      for (std::uint64_t rest = words_[w]; rest != 0; rest &= rest - 1) f(w * 64 + static_cast<std::size_t>(std::countr_zero(rest)));
+      for (std::uint64_t rest = words_[w]; rest != 0; rest &= rest - 1)
+        f(w * 64 + static_cast<std::size_t>(std::countr_zero(rest)));
   }
   bool operator==(const RuleMask&) const = default;
 
@@ -68,8 +69,8 @@ struct Outcome {
 
 /// A changed fact, and what it does: found by search and verified by select before it is named.
 struct Fix {
-  std::string text;               ///< "cuDNN 9.5.0 or newer"
-  bool makes_eligible = false;    ///< alone it makes the backend eligible; otherwise other reasons remain
+  std::string text;             ///< "cuDNN 9.5.0 or newer"
+  bool makes_eligible = false;  ///< alone it makes the backend eligible; otherwise other reasons remain
   bool operator==(const Fix&) const = default;
 };
 

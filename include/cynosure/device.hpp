@@ -32,8 +32,9 @@ struct Device {
   CpuIsa cpu_isa = CpuIsa::generic;
   std::uint16_t sm = 0;        ///< CUDA compute capability times 10: 90 is 9.0
   std::uint16_t sm_count = 0;  ///< streaming multiprocessors
-  std::uint16_t built = BackendSet::all().bits();  ///< backends this release of Cynosure runs on that machine, a BackendSet
-  bool interpreter = true;                         ///< a Python interpreter is there (flash4 needs one)
+  std::uint16_t built =
+      BackendSet::all().bits();  ///< backends this release of Cynosure runs on that machine, a BackendSet
+  bool interpreter = true;       ///< a Python interpreter is there (flash4 needs one)
   std::array<std::uint8_t, 7> reserved{};
 
   [[nodiscard]] constexpr BackendSet built_backends() const { return BackendSet::from_bits(built); }

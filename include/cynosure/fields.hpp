@@ -17,17 +17,76 @@ namespace cynosure {
 
 enum class Field : std::uint8_t {
   // lengths (rules: through facts only)
-  batch, seqlen_q, seqlen_k,
+  batch,
+  seqlen_q,
+  seqlen_k,
   // features, in the order of the struct
-  heads, kv_heads, head_dim_qk, head_dim_v, window_left, window_right, page_size, num_splits, cp_size,
-  dtype, tensor_kind, layout, training, causal, align, padding, same_lengths, pad_between_seqs, attn_mask,
-  window_given, bottom_right_diagonal, bias_type, bias_shape, bias_requires_grad, bias_float32, alibi_slopes,
-  softcap, softmax, dropout, return_lse, lse_grad, return_max_logit, score_mod, score_mod_bprop, cuda_graph, checkpoint,
-  kv_cache, context_parallel, cp_comm, fp8, fp8_recipe, fp8_format, fp8_dpa, fp8_mha, fp8_output,
+  heads,
+  kv_heads,
+  head_dim_qk,
+  head_dim_v,
+  window_left,
+  window_right,
+  page_size,
+  num_splits,
+  cp_size,
+  dtype,
+  tensor_kind,
+  layout,
+  training,
+  causal,
+  align,
+  padding,
+  same_lengths,
+  pad_between_seqs,
+  attn_mask,
+  window_given,
+  bottom_right_diagonal,
+  bias_type,
+  bias_shape,
+  bias_requires_grad,
+  bias_float32,
+  alibi_slopes,
+  softcap,
+  softmax,
+  dropout,
+  return_lse,
+  lse_grad,
+  return_max_logit,
+  score_mod,
+  score_mod_bprop,
+  cuda_graph,
+  checkpoint,
+  kv_cache,
+  context_parallel,
+  cp_comm,
+  fp8,
+  fp8_recipe,
+  fp8_format,
+  fp8_dpa,
+  fp8_mha,
+  fp8_output,
   // device
-  device_kind, sm, sm_count, cpu_isa, cudnn, flash2, flash3, flash4, torch, built, interpreter,
+  device_kind,
+  sm,
+  sm_count,
+  cpu_isa,
+  cudnn,
+  flash2,
+  flash3,
+  flash4,
+  torch,
+  built,
+  interpreter,
   // settings
-  switched_off, contract, policy, deterministic, matmul_precision, emulate_fp8, onnx_export, enforce,
+  switched_off,
+  contract,
+  policy,
+  deterministic,
+  matmul_precision,
+  emulate_fp8,
+  onnx_export,
+  enforce,
 };
 inline constexpr std::size_t kFieldCount = static_cast<std::size_t>(Field::enforce) + 1;
 inline constexpr std::size_t kFirstDeviceField = static_cast<std::size_t>(Field::device_kind);
@@ -51,8 +110,10 @@ struct FieldInfo {
 [[nodiscard]] inline const FieldInfo& info(Field field) { return fields()[static_cast<std::size_t>(field)]; }
 
 /// A field's value: the integer, 0 or 1, the choice's number, Version::bits(), or BackendSet::bits().
-[[nodiscard]] CYNOSURE_API std::int64_t value(Field field, const Problem& problem, const Device& device, Settings settings);
-[[nodiscard]] CYNOSURE_API std::string value_text(Field field, std::int64_t value);  ///< "bshd_bshd_bshd", "9.19.0", "yes"
+[[nodiscard]] CYNOSURE_API std::int64_t value(Field field, const Problem& problem, const Device& device,
+                                              Settings settings);
+[[nodiscard]] CYNOSURE_API std::string value_text(Field field,
+                                                  std::int64_t value);  ///< "bshd_bshd_bshd", "9.19.0", "yes"
 
 /// Sets a feature or length. Throws std::invalid_argument naming the field, the value and what is allowed.
 CYNOSURE_API void set_value(Problem& problem, Field field, std::int64_t value);

@@ -21,8 +21,9 @@ namespace cynosure {
 class Truth {
  public:
   enum class Value : std::uint8_t { no, yes, unknown };
-  constexpr Truth(bool value) : value_(value ? Value::yes : Value::no) {}  // NOLINT(google-explicit-constructor): mixes with bool in predicates
-  constexpr Truth(Value value) : value_(value) {}                           // NOLINT(google-explicit-constructor)
+  constexpr Truth(bool value)
+      : value_(value ? Value::yes : Value::no) {}  // NOLINT(google-explicit-constructor): mixes with bool in predicates
+  constexpr Truth(Value value) : value_(value) {}  // NOLINT(google-explicit-constructor)
   static constexpr Truth unknown() { return Value::unknown; }
 
   [[nodiscard]] constexpr bool is_yes() const { return value_ == Value::yes; }
@@ -54,12 +55,12 @@ inline constexpr std::int64_t kInt32Max = 2147483647;
 /// One closed form over lengths.
 struct LengthFact {
   enum class Kind : std::uint8_t {
-    equals,         ///< length == constant
-    multiple_of,    ///< length % constant == 0
-    at_most,        ///< length <= constant
-    q_at_most_k,    ///< seqlen_q <= seqlen_k
-    q_equals_k,     ///< seqlen_q == seqlen_k
-    product_over,   ///< constant * (product of the lengths in `of`) > 2^31 - 1
+    equals,        ///< length == constant
+    multiple_of,   ///< length % constant == 0
+    at_most,       ///< length <= constant
+    q_at_most_k,   ///< seqlen_q <= seqlen_k
+    q_equals_k,    ///< seqlen_q == seqlen_k
+    product_over,  ///< constant * (product of the lengths in `of`) > 2^31 - 1
   };
   /// Which lengths, as bits; exactly one for the first three kinds.
   enum Operand : std::uint8_t { batch = 1, seqlen_q = 2, seqlen_k = 4 };
@@ -86,12 +87,18 @@ class ConcreteLengths {
 
   [[nodiscard]] [[gnu::always_inline]] constexpr bool holds(const LengthFact& fact) const {
     switch (fact.kind) {
-      case LengthFact::Kind::equals: return length(fact.of) == fact.constant;
-      case LengthFact::Kind::multiple_of: return length(fact.of) % fact.constant == 0;
-      case LengthFact::Kind::at_most: return length(fact.of) <= fact.constant;
-      case LengthFact::Kind::q_at_most_k: return lengths_.seqlen_q <= lengths_.seqlen_k;
-      case LengthFact::Kind::q_equals_k: return lengths_.seqlen_q == lengths_.seqlen_k;
-      case LengthFact::Kind::product_over: return product_over(fact);
+      case LengthFact::Kind::equals:
+        return length(fact.of) == fact.constant;
+      case LengthFact::Kind::multiple_of:
+        return length(fact.of) % fact.constant == 0;
+      case LengthFact::Kind::at_most:
+        return length(fact.of) <= fact.constant;
+      case LengthFact::Kind::q_at_most_k:
+        return lengths_.seqlen_q <= lengths_.seqlen_k;
+      case LengthFact::Kind::q_equals_k:
+        return lengths_.seqlen_q == lengths_.seqlen_k;
+      case LengthFact::Kind::product_over:
+        return product_over(fact);
     }
     return false;
   }
@@ -141,9 +148,15 @@ class LengthView {
  public:
   using Answer = typename Oracle::Answer;
   constexpr LengthView(const Oracle& oracle, LengthFact::Operand which) : oracle_(oracle), which_(which) {}
-  [[nodiscard]] [[gnu::always_inline]] constexpr Answer equals(std::int64_t c) const { return ask(LengthFact::Kind::equals, c); }
-  [[nodiscard]] [[gnu::always_inline]] constexpr Answer multiple_of(std::int64_t m) const { return ask(LengthFact::Kind::multiple_of, m); }
-  [[nodiscard]] [[gnu::always_inline]] constexpr Answer at_most(std::int64_t c) const { return ask(LengthFact::Kind::at_most, c); }
+  [[nodiscard]] [[gnu::always_inline]] constexpr Answer equals(std::int64_t c) const {
+    return ask(LengthFact::Kind::equals, c);
+  }
+  [[nodiscard]] [[gnu::always_inline]] constexpr Answer multiple_of(std::int64_t m) const {
+    return ask(LengthFact::Kind::multiple_of, m);
+  }
+  [[nodiscard]] [[gnu::always_inline]] constexpr Answer at_most(std::int64_t c) const {
+    return ask(LengthFact::Kind::at_most, c);
+  }
   [[nodiscard]] [[gnu::always_inline]] constexpr Answer at_least(std::int64_t c) const { return !at_most(c - 1); }
   /// coefficient * length > 2^31 - 1
   [[nodiscard]] [[gnu::always_inline]] constexpr Answer product_over_int32(std::int64_t coefficient) const {
@@ -164,16 +177,24 @@ class LengthFacts {
  public:
   using Answer = typename Oracle::Answer;
   constexpr explicit LengthFacts(const Oracle& oracle)
-      : batch(oracle, LengthFact::batch), q(oracle, LengthFact::seqlen_q), k(oracle, LengthFact::seqlen_k), oracle_(oracle) {}
+      : batch(oracle, LengthFact::batch),
+        q(oracle, LengthFact::seqlen_q),
+        k(oracle, LengthFact::seqlen_k),
+        oracle_(oracle) {}
 
   LengthView<Oracle> batch;
   LengthView<Oracle> q;
   LengthView<Oracle> k;
 
-  [[nodiscard]] [[gnu::always_inline]] constexpr Answer q_at_most_k() const { return oracle_.holds({LengthFact::Kind::q_at_most_k, 0, 0}); }
-  [[nodiscard]] [[gnu::always_inline]] constexpr Answer q_equals_k() const { return oracle_.holds({LengthFact::Kind::q_equals_k, 0, 0}); }
+  [[nodiscard]] [[gnu::always_inline]] constexpr Answer q_at_most_k() const {
+    return oracle_.holds({LengthFact::Kind::q_at_most_k, 0, 0});
+  }
+  [[nodiscard]] [[gnu::always_inline]] constexpr Answer q_equals_k() const {
+    return oracle_.holds({LengthFact::Kind::q_equals_k, 0, 0});
+  }
   /// coefficient * product of the lengths in `of` (LengthFact::Operand bits) > 2^31 - 1
-  [[nodiscard]] [[gnu::always_inline]] constexpr Answer product_over_int32(std::uint8_t of, std::int64_t coefficient) const {
+  [[nodiscard]] [[gnu::always_inline]] constexpr Answer product_over_int32(std::uint8_t of,
+                                                                           std::int64_t coefficient) const {
     return oracle_.holds({LengthFact::Kind::product_over, of, coefficient});
   }
 

@@ -21,7 +21,8 @@ class Version {
   constexpr Version() = default;
   constexpr Version(unsigned major, unsigned minor, unsigned micro = 0, Phase phase = Phase::final, unsigned number = 0)
       : bits_((std::uint64_t{major & 0xfffU} << 44U) | (std::uint64_t{minor & 0xfffU} << 32U) |
-              (std::uint64_t{micro & 0xfffU} << 20U) | (static_cast<std::uint64_t>(phase) << 16U) | (number & 0xffffU)) {}
+              (std::uint64_t{micro & 0xfffU} << 20U) | (static_cast<std::uint64_t>(phase) << 16U) |
+              (number & 0xffffU)) {}
 
   /// "2.8.3", "3.0.0b1", "2.8.3.post1+cu13"; nothing for text that is not a version of that form.
   [[nodiscard]] CYNOSURE_API static std::optional<Version> parse(std::string_view text);

@@ -25,16 +25,59 @@ inline constexpr std::array<std::string_view, 6> kTensorKindNames{"tensor", "flo
 /// d head dim, t packed tokens of a ragged batch; 3/2: tensors packed in one buffer; paged_kv: K and V in cache pages.
 /// "bshd", "sbhd", "bhsd" and "thd" are accepted as short names of the four with three separate equal parts.
 enum class Layout : std::uint8_t {
-  sb3hd, sbh3d, sbhd_sb2hd, sbhd_sbh2d, sbhd_sbhd_sbhd, bs3hd, bsh3d, bshd_bs2hd, bshd_bsh2d, bshd_bshd_bshd,
-  t3hd, th3d, thd_t2hd, thd_th2d, thd_thd_thd, sbhd_bshd_bshd, bshd_sbhd_sbhd, thd_bshd_bshd, thd_sbhd_sbhd,
-  paged_kv_bshd_bshd_bshd, paged_kv_bshd_sbhd_sbhd, paged_kv_sbhd_bshd_bshd, paged_kv_sbhd_sbhd_sbhd,
-  paged_kv_thd_bshd_bshd, paged_kv_thd_sbhd_sbhd, bhsd_bhsd_bhsd
+  sb3hd,
+  sbh3d,
+  sbhd_sb2hd,
+  sbhd_sbh2d,
+  sbhd_sbhd_sbhd,
+  bs3hd,
+  bsh3d,
+  bshd_bs2hd,
+  bshd_bsh2d,
+  bshd_bshd_bshd,
+  t3hd,
+  th3d,
+  thd_t2hd,
+  thd_th2d,
+  thd_thd_thd,
+  sbhd_bshd_bshd,
+  bshd_sbhd_sbhd,
+  thd_bshd_bshd,
+  thd_sbhd_sbhd,
+  paged_kv_bshd_bshd_bshd,
+  paged_kv_bshd_sbhd_sbhd,
+  paged_kv_sbhd_bshd_bshd,
+  paged_kv_sbhd_sbhd_sbhd,
+  paged_kv_thd_bshd_bshd,
+  paged_kv_thd_sbhd_sbhd,
+  bhsd_bhsd_bhsd
 };
-inline constexpr std::array<std::string_view, 26> kLayoutNames{
-    "sb3hd", "sbh3d", "sbhd_sb2hd", "sbhd_sbh2d", "sbhd_sbhd_sbhd", "bs3hd", "bsh3d", "bshd_bs2hd", "bshd_bsh2d",
-    "bshd_bshd_bshd", "t3hd", "th3d", "thd_t2hd", "thd_th2d", "thd_thd_thd", "sbhd_bshd_bshd", "bshd_sbhd_sbhd",
-    "thd_bshd_bshd", "thd_sbhd_sbhd", "paged_kv_bshd_bshd_bshd", "paged_kv_bshd_sbhd_sbhd", "paged_kv_sbhd_bshd_bshd",
-    "paged_kv_sbhd_sbhd_sbhd", "paged_kv_thd_bshd_bshd", "paged_kv_thd_sbhd_sbhd", "bhsd_bhsd_bhsd"};
+inline constexpr std::array<std::string_view, 26> kLayoutNames{"sb3hd",
+                                                               "sbh3d",
+                                                               "sbhd_sb2hd",
+                                                               "sbhd_sbh2d",
+                                                               "sbhd_sbhd_sbhd",
+                                                               "bs3hd",
+                                                               "bsh3d",
+                                                               "bshd_bs2hd",
+                                                               "bshd_bsh2d",
+                                                               "bshd_bshd_bshd",
+                                                               "t3hd",
+                                                               "th3d",
+                                                               "thd_t2hd",
+                                                               "thd_th2d",
+                                                               "thd_thd_thd",
+                                                               "sbhd_bshd_bshd",
+                                                               "bshd_sbhd_sbhd",
+                                                               "thd_bshd_bshd",
+                                                               "thd_sbhd_sbhd",
+                                                               "paged_kv_bshd_bshd_bshd",
+                                                               "paged_kv_bshd_sbhd_sbhd",
+                                                               "paged_kv_sbhd_bshd_bshd",
+                                                               "paged_kv_sbhd_sbhd_sbhd",
+                                                               "paged_kv_thd_bshd_bshd",
+                                                               "paged_kv_thd_sbhd_sbhd",
+                                                               "bhsd_bhsd_bhsd"};
 
 /// Order of the dimensions of one tensor.
 enum class Format : std::uint8_t { sbhd, bshd, thd, bhsd };
@@ -50,12 +93,13 @@ struct LayoutInfo {
   using enum Format;
   using enum LayoutGroup;
   constexpr std::array<LayoutInfo, 26> table{{
-      {sbhd, sbhd, packed_3hd}, {sbhd, sbhd, packed_h3d}, {sbhd, sbhd, kv_2hd}, {sbhd, sbhd, kv_h2d}, {sbhd, sbhd, separate},
-      {bshd, bshd, packed_3hd}, {bshd, bshd, packed_h3d}, {bshd, bshd, kv_2hd}, {bshd, bshd, kv_h2d}, {bshd, bshd, separate},
-      {thd, thd, packed_3hd},   {thd, thd, packed_h3d},   {thd, thd, kv_2hd},   {thd, thd, kv_h2d},   {thd, thd, separate},
-      {sbhd, bshd, separate},   {bshd, sbhd, separate},   {thd, bshd, separate}, {thd, sbhd, separate},
-      {bshd, bshd, paged},      {bshd, sbhd, paged},      {sbhd, bshd, paged},  {sbhd, sbhd, paged},
-      {thd, bshd, paged},       {thd, sbhd, paged},       {bhsd, bhsd, separate},
+      {sbhd, sbhd, packed_3hd}, {sbhd, sbhd, packed_h3d}, {sbhd, sbhd, kv_2hd},     {sbhd, sbhd, kv_h2d},
+      {sbhd, sbhd, separate},   {bshd, bshd, packed_3hd}, {bshd, bshd, packed_h3d}, {bshd, bshd, kv_2hd},
+      {bshd, bshd, kv_h2d},     {bshd, bshd, separate},   {thd, thd, packed_3hd},   {thd, thd, packed_h3d},
+      {thd, thd, kv_2hd},       {thd, thd, kv_h2d},       {thd, thd, separate},     {sbhd, bshd, separate},
+      {bshd, sbhd, separate},   {thd, bshd, separate},    {thd, sbhd, separate},    {bshd, bshd, paged},
+      {bshd, sbhd, paged},      {sbhd, bshd, paged},      {sbhd, sbhd, paged},      {thd, bshd, paged},
+      {thd, sbhd, paged},       {bhsd, bhsd, separate},
   }};
   return table[static_cast<std::size_t>(layout)];
 }
@@ -70,10 +114,22 @@ inline constexpr std::array<std::string_view, 3> kAttnMaskNames{"none", "boolean
 
 /// TransformerEngine's bias types; `post_scale_bias` is what `attn_bias=` means.
 enum class BiasType : std::uint8_t { none, pre_scale_bias, post_scale_bias, alibi };
-inline constexpr std::array<std::string_view, 4> kBiasTypeNames{"no_bias", "pre_scale_bias", "post_scale_bias", "alibi"};
+inline constexpr std::array<std::string_view, 4> kBiasTypeNames{"no_bias", "pre_scale_bias", "post_scale_bias",
+                                                                "alibi"};
 
-/// Shape of the bias [B, H, Sq, Skv] with 1 for a broadcast dimension: "1hss" is [1, H, Sq, Skv], "bh1s" [B, H, 1, Skv].
-enum class BiasShape : std::uint8_t { none, b_h_s_s, one_h_s_s, b_one_s_s, one_one_s_s, one_one_one_s, b_h_one_s, one_h_one_s, b_one_one_s };
+/// Shape of the bias [B, H, Sq, Skv] with 1 for a broadcast dimension: "1hss" is [1, H, Sq, Skv], "bh1s" [B, H, 1,
+/// Skv].
+enum class BiasShape : std::uint8_t {
+  none,
+  b_h_s_s,
+  one_h_s_s,
+  b_one_s_s,
+  one_one_s_s,
+  one_one_one_s,
+  b_h_one_s,
+  one_h_one_s,
+  b_one_one_s
+};
 inline constexpr std::array<std::string_view, 9> kBiasShapeNames{"none", "bhss", "1hss", "b1ss", "11ss",
                                                                  "111s", "bh1s", "1h1s", "b11s"};
 
@@ -88,23 +144,23 @@ enum class CpComm : std::uint8_t { p2p, all_gather, a2a, a2a_p2p };
 inline constexpr std::array<std::string_view, 4> kCpCommNames{"p2p", "all_gather", "a2a", "a2a+p2p"};
 
 enum class Fp8Recipe : std::uint8_t { none, delayed, current, mxfp8, block, nvfp4, custom };
-inline constexpr std::array<std::string_view, 7> kFp8RecipeNames{"none", "delayed", "current", "mxfp8",
-                                                                 "block", "nvfp4", "custom"};
+inline constexpr std::array<std::string_view, 7> kFp8RecipeNames{"none",  "delayed", "current", "mxfp8",
+                                                                 "block", "nvfp4",   "custom"};
 
 enum class Fp8Format : std::uint8_t { e4m3, hybrid, e5m2 };
 inline constexpr std::array<std::string_view, 3> kFp8FormatNames{"E4M3", "HYBRID", "E5M2"};
 
 /// Everything about a call but its lengths. Defaults: a plain bfloat16 forward and backward, one head of 64.
 struct Features {
-  std::int32_t heads = 1;         ///< query heads
-  std::int32_t kv_heads = 1;      ///< K/V heads; fewer than heads: grouped-query attention
-  std::int32_t head_dim_qk = 64;  ///< of q and k, elements
-  std::int32_t head_dim_v = 64;   ///< of v and the output, elements
-  std::int32_t window_left = -1;  ///< columns left of the diagonal a row attends; -1: all
-  std::int32_t window_right = -1; ///< columns right of it; -1: all. A causal mask means 0
-  std::int32_t page_size = 0;     ///< tokens in a page of a paged KV cache
-  std::int32_t num_splits = 1;    ///< FlashAttention's split of the keys; 0: its heuristic
-  std::int32_t cp_size = 1;       ///< ranks of context parallelism
+  std::int32_t heads = 1;          ///< query heads
+  std::int32_t kv_heads = 1;       ///< K/V heads; fewer than heads: grouped-query attention
+  std::int32_t head_dim_qk = 64;   ///< of q and k, elements
+  std::int32_t head_dim_v = 64;    ///< of v and the output, elements
+  std::int32_t window_left = -1;   ///< columns left of the diagonal a row attends; -1: all
+  std::int32_t window_right = -1;  ///< columns right of it; -1: all. A causal mask means 0
+  std::int32_t page_size = 0;      ///< tokens in a page of a paged KV cache
+  std::int32_t num_splits = 1;     ///< FlashAttention's split of the keys; 0: its heuristic
+  std::int32_t cp_size = 1;        ///< ranks of context parallelism
 
   DType dtype = DType::bfloat16;
   TensorKind tensor_kind = TensorKind::plain;
@@ -117,8 +173,8 @@ struct Features {
   bool same_lengths = false;          ///< with padding: sequence by sequence, q and k have equal lengths
   bool pad_between_seqs = false;      ///< gaps between the sequences of a ragged batch
   AttnMask attn_mask = AttnMask::none;
-  bool window_given = false;             ///< the caller stated a window (TransformerEngine's quirks read this)
-  bool bottom_right_diagonal = true;     ///< TransformerEngine's separate flag; `align` is what is computed
+  bool window_given = false;          ///< the caller stated a window (TransformerEngine's quirks read this)
+  bool bottom_right_diagonal = true;  ///< TransformerEngine's separate flag; `align` is what is computed
 
   BiasType bias_type = BiasType::none;
   BiasShape bias_shape = BiasShape::none;
@@ -132,10 +188,10 @@ struct Features {
   bool return_lse = false;
   bool lse_grad = false;
   bool return_max_logit = false;
-  bool score_mod = false;        ///< TransformerEngine's cuDNN callbacks
+  bool score_mod = false;  ///< TransformerEngine's cuDNN callbacks
   bool score_mod_bprop = false;
-  bool cuda_graph = false;       ///< will be captured in a CUDA graph
-  bool checkpoint = false;       ///< recompute in backward, by the attention itself
+  bool cuda_graph = false;  ///< will be captured in a CUDA graph
+  bool checkpoint = false;  ///< recompute in backward, by the attention itself
 
   KvCache kv_cache = KvCache::none;
   bool context_parallel = false;

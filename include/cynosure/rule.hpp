@@ -16,9 +16,11 @@ namespace cynosure {
 /// Four of the five ways in which a backend does not run; the fifth, "not preferred", is an eligible backend that
 /// was not chosen.
 enum class Way : std::uint8_t { switched_off, not_installed, not_built, not_eligible };
-inline constexpr std::array<std::string_view, 4> kWayNames{"switched_off", "not_installed", "not_built", "not_eligible"};
+inline constexpr std::array<std::string_view, 4> kWayNames{"switched_off", "not_installed", "not_built",
+                                                           "not_eligible"};
 
-/// The policies for which a row holds. Rows of `fastest` also hold under `te` when an operator runs (Settings::enforce).
+/// The policies for which a row holds. Rows of `fastest` also hold under `te` when an operator runs
+/// (Settings::enforce).
 enum class Policies : std::uint8_t { fastest = 1, te = 2, both = 3 };
 
 /// The fields whose values explain why a row fired: its "actual". At most six.
@@ -45,8 +47,9 @@ struct Rule {
   Way way = Way::not_eligible;
   FieldList reads;
   std::string_view required;  ///< what would have to hold, as prose
-  std::string_view evidence;  ///< where this comes from: an upstream issue, documentation, or "TE spec": docs/transformer_engine.md
-  int te_stage = 99;          ///< TransformerEngine's evaluation stage; its order matters in two quirks only
+  std::string_view
+      evidence;  ///< where this comes from: an upstream issue, documentation, or "TE spec": docs/transformer_engine.md
+  int te_stage = 99;  ///< TransformerEngine's evaluation stage; its order matters in two quirks only
 };
 
 }  // namespace cynosure

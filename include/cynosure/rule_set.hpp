@@ -26,9 +26,15 @@ inline constexpr std::array<std::string_view, 5> kLibraryNames{"cudnn", "flash2"
 /// One condition on one field. A length field takes the forms of length facts: no one_of or none_of.
 struct Clause {
   enum class Op : std::uint8_t {
-    equals, not_equals, at_most, at_least, multiple_of, not_multiple_of,
-    one_of, none_of,  ///< choices only; `value` is a bit mask of them
-    product_over,     ///< `field` is batch, seqlen_q or seqlen_k; see `of`: value * product of lengths > 2^31 - 1
+    equals,
+    not_equals,
+    at_most,
+    at_least,
+    multiple_of,
+    not_multiple_of,
+    one_of,
+    none_of,       ///< choices only; `value` is a bit mask of them
+    product_over,  ///< `field` is batch, seqlen_q or seqlen_k; see `of`: value * product of lengths > 2^31 - 1
   };
   Field field{};
   Op op = Op::equals;
@@ -36,8 +42,9 @@ struct Clause {
   std::uint8_t of = 0;  ///< for product_over: the lengths, as LengthFact::Operand bits; 0 otherwise
   bool operator==(const Clause&) const = default;
 };
-inline constexpr std::array<std::string_view, 9> kClauseOpNames{"equals",      "not_equals",      "at_most", "at_least",    "multiple_of",
-                                                                "not_multiple_of", "one_of", "none_of", "product_over"};
+inline constexpr std::array<std::string_view, 9> kClauseOpNames{"equals",   "not_equals",  "at_most",
+                                                                "at_least", "multiple_of", "not_multiple_of",
+                                                                "one_of",   "none_of",     "product_over"};
 
 /// A known fault: with `library` in [since, until) on an architecture in [sm_min, sm_max], when every clause holds,
 /// the backends are excluded.
@@ -45,8 +52,8 @@ struct Fault {
   std::string id;
   BackendSet backends;
   Library library = Library::cudnn;
-  Version since{};             ///< first faulty version; not installed(): unknown, taken as any
-  Version until{};             ///< first good version; not installed(): unknown, the fault is taken as still there
+  Version since{};  ///< first faulty version; not installed(): unknown, taken as any
+  Version until{};  ///< first good version; not installed(): unknown, the fault is taken as still there
   std::uint16_t sm_min = 0;
   std::uint16_t sm_max = 0xffff;
   std::vector<Clause> when;

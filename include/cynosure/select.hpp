@@ -29,12 +29,13 @@ struct PartialStep {
 };
 /// Evaluates with what is known of the lengths. Asks only facts that can still change the eligible set or the choice.
 /// A known fact whose value is unknown is never asked again: backends that hang on it are excluded as undecided.
-[[nodiscard]] CYNOSURE_API PartialStep evaluate_partial(const Features& features, Settings settings, const Device& device,
-                                                        std::span<const KnownFact> known);
+[[nodiscard]] CYNOSURE_API PartialStep evaluate_partial(const Features& features, Settings settings,
+                                                        const Device& device, std::span<const KnownFact> known);
 
 /// All rows in force for these settings, in table order; an Outcome's masks index them.
 [[nodiscard]] CYNOSURE_API std::vector<Rule> rule_table(Settings settings = {});
 /// Every length fact that rows and policy can ask about a call with these features, in table order, without repeats.
-[[nodiscard]] CYNOSURE_API std::vector<LengthFact> length_facts(const Features& features, Settings settings, const Device& device);
+[[nodiscard]] CYNOSURE_API std::vector<LengthFact> length_facts(const Features& features, Settings settings,
+                                                                const Device& device);
 
 }  // namespace cynosure

@@ -77,26 +77,40 @@ class Settings {
   [[nodiscard]] CYNOSURE_API static Settings from_word(std::uint64_t word);
 
   [[nodiscard]] constexpr std::uint64_t word() const { return word_; }
-  [[nodiscard]] constexpr BackendSet enabled() const { return BackendSet::from_bits(static_cast<std::uint32_t>(bits(kEnabledShift, 10))); }
+  [[nodiscard]] constexpr BackendSet enabled() const {
+    return BackendSet::from_bits(static_cast<std::uint32_t>(bits(kEnabledShift, 10)));
+  }
   [[nodiscard]] constexpr Contract contract() const { return static_cast<Contract>(bits(kContractShift, 2)); }
-  [[nodiscard]] CYNOSURE_API BackendList named() const;  ///< the contract's ordered list; empty for automatic
+  [[nodiscard]] CYNOSURE_API BackendList named() const;          ///< the contract's ordered list; empty for automatic
   [[nodiscard]] CYNOSURE_API bool names(Backend backend) const;  ///< the contract names it
   [[nodiscard]] constexpr Policy policy() const { return static_cast<Policy>(bits(kPolicyShift, 3)); }
   [[nodiscard]] constexpr bool deterministic() const { return bits(kDeterministicShift, 1) != 0; }
-  [[nodiscard]] constexpr MatmulPrecision matmul_precision() const { return static_cast<MatmulPrecision>(bits(kPrecisionShift, 2)); }
+  [[nodiscard]] constexpr MatmulPrecision matmul_precision() const {
+    return static_cast<MatmulPrecision>(bits(kPrecisionShift, 2));
+  }
   [[nodiscard]] constexpr bool on(Switch which) const { return (bits(kSwitchShift, 4) & which) != 0; }
-  [[nodiscard]] constexpr std::uint16_t rules_digest() const { return static_cast<std::uint16_t>(bits(kDigestShift, 16)); }
+  [[nodiscard]] constexpr std::uint16_t rules_digest() const {
+    return static_cast<std::uint16_t>(bits(kDigestShift, 16));
+  }
 
   [[nodiscard]] constexpr Settings with_enabled(BackendSet set) const { return with(kEnabledShift, 10, set.bits()); }
   [[nodiscard]] CYNOSURE_API Settings with_contract(Contract contract, const BackendList& named) const;
-  [[nodiscard]] constexpr Settings with_policy(Policy policy) const { return with(kPolicyShift, 3, static_cast<unsigned>(policy)); }
-  [[nodiscard]] constexpr Settings with_deterministic(bool on) const { return with(kDeterministicShift, 1, on ? 1U : 0U); }
-  [[nodiscard]] constexpr Settings with_matmul_precision(MatmulPrecision p) const { return with(kPrecisionShift, 2, static_cast<unsigned>(p)); }
+  [[nodiscard]] constexpr Settings with_policy(Policy policy) const {
+    return with(kPolicyShift, 3, static_cast<unsigned>(policy));
+  }
+  [[nodiscard]] constexpr Settings with_deterministic(bool on) const {
+    return with(kDeterministicShift, 1, on ? 1U : 0U);
+  }
+  [[nodiscard]] constexpr Settings with_matmul_precision(MatmulPrecision p) const {
+    return with(kPrecisionShift, 2, static_cast<unsigned>(p));
+  }
   [[nodiscard]] constexpr Settings with_switch(Switch which, bool on) const {
     const std::uint64_t old = bits(kSwitchShift, 4);
     return with(kSwitchShift, 4, on ? (old | which) : (old & ~std::uint64_t{which}));
   }
-  [[nodiscard]] constexpr Settings with_rules_digest(std::uint16_t digest) const { return with(kDigestShift, 16, digest); }
+  [[nodiscard]] constexpr Settings with_rules_digest(std::uint16_t digest) const {
+    return with(kDigestShift, 16, digest);
+  }
 
   /// One line a person can read: "policy=fastest enabled=all contract=prefer(flash3, cudnn) deterministic=no ...".
   [[nodiscard]] CYNOSURE_API std::string describe() const;

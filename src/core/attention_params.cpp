@@ -2,6 +2,7 @@
 // core/attention_params.cpp: TransformerEngine's names onto Features.
 #include <algorithm>
 #include <cmath>
+
 #include <cynosure/attention_params.hpp>
 #include <cynosure/errors.hpp>
 #include <cynosure/fields.hpp>
@@ -51,8 +52,9 @@ constexpr std::array kMappings{
 };
 
 /// Fields that need more than a look-up; AttentionParams::set treats each by name.
-constexpr std::array<std::string_view, 8> kSpecial{"attn_mask_type", "window_size",         "alibi_slopes_shape", "attention_dropout",
-                                                   "deterministic",  "kv_cache.is_paged",   "kv_cache",           "fp8_recipe"};
+constexpr std::array<std::string_view, 8> kSpecial{"attn_mask_type",    "window_size",   "alibi_slopes_shape",
+                                                   "attention_dropout", "deterministic", "kv_cache.is_paged",
+                                                   "kv_cache",          "fp8_recipe"};
 
 constexpr auto kNames = [] {
   std::array<std::string_view, kMappings.size() + kSpecial.size()> names{};
@@ -91,10 +93,12 @@ bool boolean(std::string_view name, const ParamValue& value) {
 std::int64_t by_field(const Mapping& mapping, const ParamValue& value) {
   const FieldInfo& field = info(mapping.field);
   switch (field.type) {
-    case FieldType::boolean: return boolean(mapping.name, value) ? 1 : 0;
+    case FieldType::boolean:
+      return boolean(mapping.name, value) ? 1 : 0;
     case FieldType::integer: {
       const auto* i = std::get_if<std::int64_t>(&value);
-      if (i == nullptr || *i < field.min || *i > field.max) refuse(mapping.name, value, "an integer of at least " + std::to_string(field.min));
+      if (i == nullptr || *i < field.min || *i > field.max)
+        refuse(mapping.name, value, "an integer of at least " + std::to_string(field.min));
       return *i;
     }
     case FieldType::choice: {
@@ -110,7 +114,8 @@ std::int64_t by_field(const Mapping& mapping, const ParamValue& value) {
       refuse(mapping.name, value, "one of " + names);
     }
     case FieldType::version:
-    case FieldType::backends: break;
+    case FieldType::backends:
+      break;
   }
   refuse(mapping.name, value, "something else");
 }
@@ -119,7 +124,8 @@ std::int64_t by_field(const Mapping& mapping, const ParamValue& value) {
 InvalidField under_own_name(const InvalidField& error) {
   const std::string_view problem = std::string_view(error.what()).substr(error.field().size() + 2);
   for (const Mapping& mapping : kMappings)
-    if (info(mapping.field).name == error.field() && mapping.name.find('.') == std::string_view::npos) return {mapping.name, problem};
+    if (info(mapping.field).name == error.field() && mapping.name.find('.') == std::string_view::npos)
+      return {mapping.name, problem};
   return error;
 }
 
@@ -139,31 +145,37 @@ std::span<const std::string_view> AttentionParams::names() { return kNames; }
 
 void AttentionParams::set(std::string_view name, const ParamValue& value) {
   Features& f = problem_.features;
-  const auto* const mapping = std::find_if(kMappings.begin(), kMappings.end(), [&](const Mapping& m) { return m.name == name; });
+  const auto* const mapping =
+      std::find_if(kMappings.begin(), kMappings.end(), [&](const Mapping& m) { return m.name == name; });
   if (mapping != kMappings.end()) {
     set_value(problem_, mapping->field, by_field(*mapping, value));
   } else if (name == "attn_mask_type") {
     const auto* text = std::get_if<std::string_view>(&value);
     const std::string_view mask = text != nullptr ? *text : std::string_view();
-    f.causal = mask == "causal" || mask == "padding_causal" || mask == "causal_bottom_right" || mask == "padding_causal_bottom_right";
+    f.causal = mask == "causal" || mask == "padding_causal" || mask == "causal_bottom_right" ||
+               mask == "padding_causal_bottom_right";
     f.padding = mask == "padding" || mask == "padding_causal" || mask == "padding_causal_bottom_right";
     f.attn_mask = mask == "arbitrary" ? AttnMask::boolean : AttnMask::none;
     mask_bottom_right_ = mask == "causal_bottom_right" || mask == "padding_causal_bottom_right";
     if (!f.causal && !f.padding && mask != "arbitrary" && mask != "no_mask")
-      refuse(name, value, "one of no_mask, padding, causal, padding_causal, causal_bottom_right, padding_causal_bottom_right, arbitrary");
+      refuse(name, value,
+             "one of no_mask, padding, causal, padding_causal, causal_bottom_right, padding_causal_bottom_right, "
+             "arbitrary");
   } else if (name == "window_size") {
     f.window_given = !std::holds_alternative<std::monostate>(value);
     f.window_left = f.window_right = -1;
     if (!f.window_given) return;
     const auto* pair = std::get_if<std::span<const std::int64_t>>(&value);
     const auto side = [](std::int64_t n) { return n >= -1 && n <= kInt32Max; };
-    if (pair == nullptr || pair->size() != 2 || !side((*pair)[0]) || !side((*pair)[1])) refuse(name, value, "None or (left, right), each -1 or more");
+    if (pair == nullptr || pair->size() != 2 || !side((*pair)[0]) || !side((*pair)[1]))
+      refuse(name, value, "None or (left, right), each -1 or more");
     f.window_left = static_cast<std::int32_t>((*pair)[0]);
     f.window_right = static_cast<std::int32_t>((*pair)[1]);
   } else if (name == "alibi_slopes_shape") {
     const auto* shape = std::get_if<std::span<const std::int64_t>>(&value);
     f.alibi_slopes = !std::holds_alternative<std::monostate>(value);
-    if (f.alibi_slopes && (shape == nullptr || shape->empty() || shape->size() > 2)) refuse(name, value, "None, (heads) or (batch, heads)");
+    if (f.alibi_slopes && (shape == nullptr || shape->empty() || shape->size() > 2))
+      refuse(name, value, "None, (heads) or (batch, heads)");
   } else if (name == "attention_dropout") {
     double p = -1.0;
     if (const auto* d = std::get_if<double>(&value)) p = *d;
@@ -175,10 +187,12 @@ void AttentionParams::set(std::string_view name, const ParamValue& value) {
   } else if (name == "kv_cache.is_paged") {
     f.kv_cache = boolean(name, value) ? KvCache::paged : KvCache::contiguous;
   } else if (name == "kv_cache") {
-    if (!std::holds_alternative<std::monostate>(value)) refuse(name, value, "None or an object with is_paged and page_size");
+    if (!std::holds_alternative<std::monostate>(value))
+      refuse(name, value, "None or an object with is_paged and page_size");
     f.kv_cache = KvCache::none;
   } else if (name == "fp8_recipe") {
-    if (!std::holds_alternative<std::monostate>(value)) refuse(name, value, "None or an object with kind, format, fp8_dpa and fp8_mha");
+    if (!std::holds_alternative<std::monostate>(value))
+      refuse(name, value, "None or an object with kind, format, fp8_dpa and fp8_mha");
     f.fp8_recipe = Fp8Recipe::none;
   } else {
     throw InvalidField(name, "is no field of AttentionParams");
@@ -209,7 +223,9 @@ TeAnswer te_answer(const Outcome& outcome, const Device& device) {
   const auto can = [&](Backend backend) { return outcome.eligible.contains(backend); };
   const auto is = [&](Backend backend) { return outcome.chosen == static_cast<std::int8_t>(backend); };
   TeAnswer answer;
-  for (const auto& [backend, version] : {std::pair{Backend::flash4, device.flash4}, {Backend::flash3, device.flash3}, {Backend::flash2, device.flash2}}) {
+  for (const auto& [backend, version] : {std::pair{Backend::flash4, device.flash4},
+                                         {Backend::flash3, device.flash3},
+                                         {Backend::flash2, device.flash2}}) {
     if (can(backend) && !answer.available[0]) {
       answer.available[0] = true;
       answer.flash_version = version;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/decision.cpp: reasons as values and texts.
 #include <algorithm>
+
 #include <cynosure/decision.hpp>
-#include <cynosure/rule_set.hpp>
 #include <cynosure/fields.hpp>
+#include <cynosure/rule_set.hpp>
 #include <cynosure/select.hpp>
 
 #include "core/evaluate.hpp"
@@ -15,11 +16,16 @@ namespace {
 
 Field field_of(Library library) {
   switch (library) {
-    case Library::cudnn: return Field::cudnn;
-    case Library::flash2: return Field::flash2;
-    case Library::flash3: return Field::flash3;
-    case Library::flash4: return Field::flash4;
-    case Library::torch: return Field::torch;
+    case Library::cudnn:
+      return Field::cudnn;
+    case Library::flash2:
+      return Field::flash2;
+    case Library::flash3:
+      return Field::flash3;
+    case Library::flash4:
+      return Field::flash4;
+    case Library::torch:
+      return Field::torch;
   }
   return Field::cudnn;
 }
@@ -33,7 +39,8 @@ Rule as_rule(const Fault& fault) {
   std::array<Field, 6> reads{field_of(fault.library)};
   std::size_t size = 1;
   const auto add = [&](Field field) {
-    if (size < reads.size() && std::find(reads.begin(), reads.begin() + size, field) == reads.begin() + size) reads[size++] = field;
+    if (size < reads.size() && std::find(reads.begin(), reads.begin() + size, field) == reads.begin() + size)
+      reads[size++] = field;
   };
   if (fault.sm_min != 0 || fault.sm_max != 0xffff) add(Field::sm);
   for (const Clause& clause : fault.when) add(clause.field);
@@ -92,13 +99,15 @@ std::string Decision::ground() const {
   };
   std::string text;
   if (settings_.contract() != Contract::automatic) {
-    text = std::string(kContractNames[static_cast<std::size_t>(settings_.contract())]) + "(" + listed(settings_.named()) + ")";
+    text = std::string(kContractNames[static_cast<std::size_t>(settings_.contract())]) + "(" +
+           listed(settings_.named()) + ")";
     if (settings_.contract() == Contract::require) return text;
     text += ", then ";
   }
   const Ground order = policy_ground();
-  return text + "policy " + std::string(kPolicyNames[static_cast<std::size_t>(order.policy)]) + ", row " + std::string(order.row) + " (" +
-         std::string(order.when) + "): " + listed(order.best_first) + ". Evidence: " + std::string(order.evidence);
+  return text + "policy " + std::string(kPolicyNames[static_cast<std::size_t>(order.policy)]) + ", row " +
+         std::string(order.row) + " (" + std::string(order.when) + "): " + listed(order.best_first) +
+         ". Evidence: " + std::string(order.evidence);
 }
 
 std::vector<Reason> Decision::reasons(Backend backend) const {
@@ -112,7 +121,8 @@ std::vector<Reason> Decision::reasons(Backend backend) const {
     reason.rule = rule.id;
     reason.way = rule.way;
     for (const Field field : rule.reads)
-      reason.actual.push_back({std::string(info(field).name), value_text(field, value(field, problem_, device_, settings_))});
+      reason.actual.push_back(
+          {std::string(info(field).name), value_text(field, value(field, problem_, device_, settings_))});
     reason.required = rule.required;
     if (row >= rules::kCodeRowCount) {
       const Fault& fault = *fault_at(row, settings_);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/device.cpp: the catalogue of named machines.
 #include <algorithm>
+
 #include <cynosure/device.hpp>
 
 namespace cynosure {
@@ -14,10 +15,12 @@ struct Gpu {
 
 // Compute capabilities and multiprocessor counts from NVIDIA's data sheets (SXM parts where there are several).
 constexpr std::array kGpus{
-    Gpu{"v100", 70, 80},     Gpu{"t4", 75, 40},       Gpu{"a100", 80, 108},    Gpu{"a30", 80, 56},      Gpu{"a10g", 86, 80},     Gpu{"a40", 86, 84},
-    Gpu{"rtx3090", 86, 82},  Gpu{"l4", 89, 58},       Gpu{"l40s", 89, 142},    Gpu{"rtx4090", 89, 128}, Gpu{"h100", 90, 132},    Gpu{"h200", 90, 132},
-    Gpu{"gh200", 90, 132},   Gpu{"b200", 100, 148},   Gpu{"gb200", 100, 148},  Gpu{"b300", 103, 148},   Gpu{"gb300", 103, 148},  Gpu{"thor", 110, 20},
-    Gpu{"rtx5090", 120, 170}, Gpu{"rtxpro6000", 120, 188}, Gpu{"gb10", 121, 48},
+    Gpu{"v100", 70, 80},    Gpu{"t4", 75, 40},       Gpu{"a100", 80, 108},     Gpu{"a30", 80, 56},
+    Gpu{"a10g", 86, 80},    Gpu{"a40", 86, 84},      Gpu{"rtx3090", 86, 82},   Gpu{"l4", 89, 58},
+    Gpu{"l40s", 89, 142},   Gpu{"rtx4090", 89, 128}, Gpu{"h100", 90, 132},     Gpu{"h200", 90, 132},
+    Gpu{"gh200", 90, 132},  Gpu{"b200", 100, 148},   Gpu{"gb200", 100, 148},   Gpu{"b300", 103, 148},
+    Gpu{"gb300", 103, 148}, Gpu{"thor", 110, 20},    Gpu{"rtx5090", 120, 170}, Gpu{"rtxpro6000", 120, 188},
+    Gpu{"gb10", 121, 48},
 };
 
 // The libraries a named machine has unless told otherwise: the newest releases this table knows.

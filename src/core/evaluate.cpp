@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/evaluate.cpp: runs every row over a call, then orders what is left.
-#include <cynosure/rule_set.hpp>
-#include <cynosure/select.hpp>
+#include "core/evaluate.hpp"
+
 #include <utility>
 
-#include "core/evaluate.hpp"
+#include <cynosure/rule_set.hpp>
+#include <cynosure/select.hpp>
+
 #include "policies/order.hpp"
 #include "rules/table.hpp"
 
@@ -62,7 +64,8 @@ constexpr RuleMask kFlash2BeforeStage14 = [] {
   RuleMask mask;
   for_each_row([&](std::size_t i, const auto& row) {
     const bool counts = row.rule.te_stage <= 13 || row.rule.id == "flash2.not_installed";
-    if (counts && row.rule.backends.contains(Backend::flash2) && holds_for(row.rule.policies, Policies::te)) mask.set(i);
+    if (counts && row.rule.backends.contains(Backend::flash2) && holds_for(row.rule.policies, Policies::te))
+      mask.set(i);
   });
   return mask;
 }();
@@ -91,7 +94,8 @@ template <class Oracle>
 Verdicts code_verdicts(const Call<Oracle>& call) {
   using Answer = typename Oracle::Answer;
   Verdicts verdicts;
-  for_each_row([&](std::size_t i, const auto& row) __attribute__((always_inline)) { note<Oracle>(verdicts, i, Answer(row.fires(call))); });
+  for_each_row([&](std::size_t i, const auto& row)
+                   __attribute__((always_inline)) { note<Oracle>(verdicts, i, Answer(row.fires(call))); });
   if (call.te) {
     const Answer dead = (verdicts.fired & kFlash2BeforeStage14).any() ? Answer(true) : Answer(false);
     const bool open = (verdicts.open & kFlash2BeforeStage14).any();
@@ -101,7 +105,8 @@ Verdicts code_verdicts(const Call<Oracle>& call) {
     } else {
       static_cast<void>(open);
     }
-    for_each_diagonal_row([&](std::size_t i, const auto& row) { note<Oracle>(verdicts, i, Answer(row.fires(call, alive))); });
+    for_each_diagonal_row(
+        [&](std::size_t i, const auto& row) { note<Oracle>(verdicts, i, Answer(row.fires(call, alive))); });
   }
   return verdicts;
 }
@@ -157,12 +162,13 @@ OrderChoice choose_order(const Call<Oracle>& call) {
 template <class Oracle>
 struct Evaluation {
   Verdicts verdicts;
-  BackendSet excluded;       ///< by a row that fired
-  BackendSet maybe_excluded; ///< by a row that is open
+  BackendSet excluded;        ///< by a row that fired
+  BackendSet maybe_excluded;  ///< by a row that is open
 };
 
 template <class Oracle>
-Call<Oracle> make_call(const Features& features, Settings settings, const Device& device, const LengthFacts<Oracle>& facts) {
+Call<Oracle> make_call(const Features& features, Settings settings, const Device& device,
+                       const LengthFacts<Oracle>& facts) {
   return {features, device, settings, facts, settings.policy() == Policy::te, info(features.layout)};
 }
 
@@ -244,7 +250,8 @@ Outcome evaluate(const Problem& problem, Settings settings, const Device& device
   return outcome;
 }
 
-PartialStep evaluate_partial(const Features& features, Settings settings, const Device& device, std::span<const KnownFact> known) {
+PartialStep evaluate_partial(const Features& features, Settings settings, const Device& device,
+                             std::span<const KnownFact> known) {
   PartialLengths oracle(known);
   const LengthFacts<PartialLengths> facts(oracle);
   const Call<PartialLengths> call = make_call(features, settings, device, facts);
@@ -261,10 +268,12 @@ PartialStep evaluate_partial(const Features& features, Settings settings, const 
   const BackendSet in_question = rows.maybe_excluded - rows.excluded;
   const auto matters = [&](BackendSet backends) { return !(backends & in_question).empty(); };
   for_each_row([&](std::size_t i, const auto& row) {
-    if (oracle.open().empty() && rows.verdicts.open.test(i) && matters(row.rule.backends)) static_cast<void>(row.fires(call));
+    if (oracle.open().empty() && rows.verdicts.open.test(i) && matters(row.rule.backends))
+      static_cast<void>(row.fires(call));
   });
   for_each_fault(settings, [&](std::size_t i, const Fault& fault) {
-    if (oracle.open().empty() && rows.verdicts.open.test(i) && matters(fault.backends)) static_cast<void>(rules::fault_fires(fault, call));
+    if (oracle.open().empty() && rows.verdicts.open.test(i) && matters(fault.backends))
+      static_cast<void>(rules::fault_fires(fault, call));
   });
   if (call.te && oracle.open().empty()) {
     for_each_diagonal_row([&](std::size_t i, const auto& row) {

@@ -6,6 +6,7 @@
 
 namespace cynosure {
 
-[[nodiscard]] std::int64_t feature_value(Field field, const Features& features, const Device& device, Settings settings);
+[[nodiscard]] std::int64_t feature_value(Field field, const Features& features, const Device& device,
+                                         Settings settings);
 
 }  // namespace cynosure

@@ -2,6 +2,7 @@
 // core/fields.cpp: the one table of named values.
 #include <algorithm>
 #include <charconv>
+
 #include <cynosure/errors.hpp>
 #include <cynosure/fields.hpp>
 
@@ -54,7 +55,9 @@ constexpr Entry feature(FieldInfo info) {
 template <auto Member>
 constexpr Entry device(FieldInfo info) {
   return {info, [](const Problem&, const Device& d, Settings) { return as_int(d.*Member); },
-          [](Problem&, Device& d, std::int64_t value) { d.*Member = from_int<std::remove_reference_t<decltype(d.*Member)>>(value); }};
+          [](Problem&, Device& d, std::int64_t value) {
+            d.*Member = from_int<std::remove_reference_t<decltype(d.*Member)>>(value);
+          }};
 }
 template <auto Member>
 constexpr Entry integer(Field field, std::string_view name, std::int64_t min, std::int64_t max, std::string_view doc) {
@@ -65,14 +68,17 @@ constexpr Entry flag(Field field, std::string_view name, std::string_view doc) {
   return feature<Member>({field, name, FieldType::boolean, 0, 1, {}, doc});
 }
 template <auto Member, std::size_t N>
-constexpr Entry choice(Field field, std::string_view name, const std::array<std::string_view, N>& names, std::string_view doc) {
+constexpr Entry choice(Field field, std::string_view name, const std::array<std::string_view, N>& names,
+                       std::string_view doc) {
   return feature<Member>({field, name, FieldType::choice, 0, static_cast<std::int64_t>(N) - 1, names, doc});
 }
 template <auto Member>
 constexpr Entry version(Field field, std::string_view name, std::string_view doc) {
   return device<Member>({field, name, FieldType::version, 0, 0, {}, doc});
 }
-constexpr Entry setting(FieldInfo info, std::int64_t (*get)(const Problem&, const Device&, Settings)) { return {info, get, nullptr}; }
+constexpr Entry setting(FieldInfo info, std::int64_t (*get)(const Problem&, const Device&, Settings)) {
+  return {info, get, nullptr};
+}
 
 using F = Features;
 using D = Device;
@@ -177,12 +183,17 @@ const Entry& entry(Field field) { return kEntries[static_cast<std::size_t>(field
 
 std::string allowed(const FieldInfo& info) {
   switch (info.type) {
-    case FieldType::boolean: return "true or false";
-    case FieldType::version: return "a version such as \"9.19.0\"";
-    case FieldType::backends: return "a list of backends";
+    case FieldType::boolean:
+      return "true or false";
+    case FieldType::version:
+      return "a version such as \"9.19.0\"";
+    case FieldType::backends:
+      return "a list of backends";
     case FieldType::integer:
-      return "an integer from " + std::to_string(info.min) + (info.max >= kMaxInt32 ? " up" : " to " + std::to_string(info.max));
-    case FieldType::choice: break;
+      return "an integer from " + std::to_string(info.min) +
+             (info.max >= kMaxInt32 ? " up" : " to " + std::to_string(info.max));
+    case FieldType::choice:
+      break;
   }
   std::string names;
   for (const std::string_view name : info.choices) names += (names.empty() ? "" : ", ") + std::string(name);
@@ -194,7 +205,8 @@ std::string allowed(const FieldInfo& info) {
 }
 
 void check(const FieldInfo& info, std::int64_t value) {
-  const bool ranged = info.type == FieldType::integer || info.type == FieldType::boolean || info.type == FieldType::choice;
+  const bool ranged =
+      info.type == FieldType::integer || info.type == FieldType::boolean || info.type == FieldType::choice;
   if (ranged && (value < info.min || value > info.max)) refuse(info, std::to_string(value));
 }
 
@@ -205,11 +217,21 @@ struct Alias {
   std::string_view name;
 };
 constexpr std::array kAliases{
-    Alias{Field::layout, "bshd", "bshd_bshd_bshd"},  Alias{Field::layout, "sbhd", "sbhd_sbhd_sbhd"}, Alias{Field::layout, "bhsd", "bhsd_bhsd_bhsd"},
-    Alias{Field::layout, "thd", "thd_thd_thd"},      Alias{Field::dtype, "bf16", "bfloat16"},        Alias{Field::dtype, "fp16", "float16"},
-    Alias{Field::dtype, "half", "float16"},          Alias{Field::dtype, "fp32", "float32"},         Alias{Field::dtype, "float", "float32"},
-    Alias{Field::dtype, "fp64", "float64"},          Alias{Field::dtype, "double", "float64"},       Alias{Field::dtype, "fp8_e4m3", "float8_e4m3"},
-    Alias{Field::dtype, "float8_e4m3fn", "float8_e4m3"}, Alias{Field::dtype, "fp8_e5m2", "float8_e5m2"}, Alias{Field::bias_type, "none", "no_bias"},
+    Alias{Field::layout, "bshd", "bshd_bshd_bshd"},
+    Alias{Field::layout, "sbhd", "sbhd_sbhd_sbhd"},
+    Alias{Field::layout, "bhsd", "bhsd_bhsd_bhsd"},
+    Alias{Field::layout, "thd", "thd_thd_thd"},
+    Alias{Field::dtype, "bf16", "bfloat16"},
+    Alias{Field::dtype, "fp16", "float16"},
+    Alias{Field::dtype, "half", "float16"},
+    Alias{Field::dtype, "fp32", "float32"},
+    Alias{Field::dtype, "float", "float32"},
+    Alias{Field::dtype, "fp64", "float64"},
+    Alias{Field::dtype, "double", "float64"},
+    Alias{Field::dtype, "fp8_e4m3", "float8_e4m3"},
+    Alias{Field::dtype, "float8_e4m3fn", "float8_e4m3"},
+    Alias{Field::dtype, "fp8_e5m2", "float8_e5m2"},
+    Alias{Field::bias_type, "none", "no_bias"},
     Alias{Field::softmax, "off_by_one", "off-by-one"},
 };
 
@@ -230,26 +252,32 @@ std::int64_t value(Field field, const Problem& problem, const Device& device, Se
 std::string value_text(Field field, std::int64_t value) {
   const FieldInfo& info = cynosure::info(field);
   switch (info.type) {
-    case FieldType::boolean: return value != 0 ? "yes" : "no";
+    case FieldType::boolean:
+      return value != 0 ? "yes" : "no";
     case FieldType::choice:
-      return value >= 0 && value < static_cast<std::int64_t>(info.choices.size()) ? std::string(info.choices[static_cast<std::size_t>(value)]) : std::to_string(value);
+      return value >= 0 && value < static_cast<std::int64_t>(info.choices.size())
+                 ? std::string(info.choices[static_cast<std::size_t>(value)])
+                 : std::to_string(value);
     case FieldType::version: {
       const Version version = Version::from_bits(static_cast<std::uint64_t>(value));
       return version.installed() ? version.to_string() : "absent";
     }
     case FieldType::backends: {
       std::string names;
-      for (const Backend backend : BackendSet::from_bits(static_cast<std::uint32_t>(value))) names += (names.empty() ? "" : ", ") + std::string(name(backend));
+      for (const Backend backend : BackendSet::from_bits(static_cast<std::uint32_t>(value)))
+        names += (names.empty() ? "" : ", ") + std::string(name(backend));
       return names.empty() ? "none" : names;
     }
-    case FieldType::integer: break;
+    case FieldType::integer:
+      break;
   }
   if (field == Field::sm) return std::to_string(value / 10) + "." + std::to_string(value % 10);
   return std::to_string(value);
 }
 
 void set_value(Problem& problem, Field field, std::int64_t value) {
-  if (static_cast<std::size_t>(field) >= kFirstDeviceField) throw InvalidField(info(field).name, "is not a field of a Problem");
+  if (static_cast<std::size_t>(field) >= kFirstDeviceField)
+    throw InvalidField(info(field).name, "is not a field of a Problem");
   check(info(field), value);
   Device unused;
   entry(field).set(problem, unused, value);
@@ -257,7 +285,8 @@ void set_value(Problem& problem, Field field, std::int64_t value) {
 
 void set_value(Device& device, Field field, std::int64_t value) {
   const auto i = static_cast<std::size_t>(field);
-  if (i < kFirstDeviceField || i >= kFirstSettingsField) throw InvalidField(info(field).name, "is not a field of a Device");
+  if (i < kFirstDeviceField || i >= kFirstSettingsField)
+    throw InvalidField(info(field).name, "is not a field of a Device");
   check(info(field), value);
   Problem unused;
   entry(field).set(unused, device, value);
@@ -274,7 +303,8 @@ std::int64_t parse_value(Field field, std::string_view text) {
       break;
     case FieldType::version:
       if (text.empty() || text == "absent") return 0;
-      if (const std::optional<Version> version = Version::parse(text)) return static_cast<std::int64_t>(version->bits());
+      if (const std::optional<Version> version = Version::parse(text))
+        return static_cast<std::int64_t>(version->bits());
       break;
     case FieldType::boolean:
       if (text == "true" || text == "yes" || text == "1") return 1;
@@ -308,17 +338,23 @@ std::int64_t parse_value(Field field, std::string_view text) {
 void validate(const Problem& problem, bool strict) {
   const Features& f = problem.features;
   for (const FieldInfo& info : kInfos)
-    if (static_cast<std::size_t>(info.field) < kFirstDeviceField) check(info, value(info.field, problem, Device{}, Settings{}));
-  if (f.fp8 && f.fp8_recipe == Fp8Recipe::none) throw InvalidField("fp8_recipe", "got none with fp8 on, expected a recipe");
+    if (static_cast<std::size_t>(info.field) < kFirstDeviceField)
+      check(info, value(info.field, problem, Device{}, Settings{}));
+  if (f.fp8 && f.fp8_recipe == Fp8Recipe::none)
+    throw InvalidField("fp8_recipe", "got none with fp8 on, expected a recipe");
   const LayoutGroup group = info(f.layout).group;
   if (f.kv_cache != KvCache::none && (group == LayoutGroup::packed_3hd || group == LayoutGroup::packed_h3d))
-    throw InvalidField("layout", "got " + value_text(Field::layout, static_cast<std::int64_t>(f.layout)) + " with a KV cache, expected separate q and kv");
+    throw InvalidField("layout", "got " + value_text(Field::layout, static_cast<std::int64_t>(f.layout)) +
+                                     " with a KV cache, expected separate q and kv");
   if (!strict) return;
   if (f.heads % f.kv_heads != 0)
-    throw InvalidField("heads", "got " + std::to_string(f.heads) + " with kv_heads " + std::to_string(f.kv_heads) + ", expected a multiple of kv_heads");
+    throw InvalidField("heads", "got " + std::to_string(f.heads) + " with kv_heads " + std::to_string(f.kv_heads) +
+                                    ", expected a multiple of kv_heads");
   if (f.causal && f.window_right > 0)
-    throw InvalidField("window_size", "got a right side of " + std::to_string(f.window_right) + " with a causal mask, expected 0 or -1");
-  if (f.lse_grad && !f.return_lse) throw InvalidField("lse_grad", "got true without return_lse, expected return_lse too");
+    throw InvalidField("window_size", "got a right side of " + std::to_string(f.window_right) +
+                                          " with a causal mask, expected 0 or -1");
+  if (f.lse_grad && !f.return_lse)
+    throw InvalidField("lse_grad", "got true without return_lse, expected return_lse too");
 }
 
 std::int64_t feature_value(Field field, const Features& features, const Device& device, Settings settings) {

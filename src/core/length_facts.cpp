@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/length_facts.cpp: consequences of known facts.
 #include <algorithm>
+
 #include <cynosure/length_facts.hpp>
 
 namespace cynosure {
@@ -32,8 +33,10 @@ Truth consequence(const LengthFact& known, bool holds, const LengthFact& asked) 
     if (holds && known.constant % asked.constant == 0) return true;
     if (!holds && asked.constant % known.constant == 0) return false;
   }
-  if (known.kind == Kind::multiple_of && !holds && asked.kind == Kind::equals && asked.constant % known.constant == 0) return false;
-  if (known.kind == Kind::multiple_of && holds && asked.kind == Kind::equals && asked.constant % known.constant != 0) return false;
+  if (known.kind == Kind::multiple_of && !holds && asked.kind == Kind::equals && asked.constant % known.constant == 0)
+    return false;
+  if (known.kind == Kind::multiple_of && holds && asked.kind == Kind::equals && asked.constant % known.constant != 0)
+    return false;
   if (known.kind == Kind::at_most) {
     if (asked.kind == Kind::at_most) {
       if (holds && asked.constant >= known.constant) return true;
@@ -48,19 +51,26 @@ Truth consequence(const LengthFact& known, bool holds, const LengthFact& asked) 
 }
 
 bool about_one_length(const LengthFact& fact) {
-  return fact.kind == LengthFact::Kind::equals || fact.kind == LengthFact::Kind::multiple_of || fact.kind == LengthFact::Kind::at_most;
+  return fact.kind == LengthFact::Kind::equals || fact.kind == LengthFact::Kind::multiple_of ||
+         fact.kind == LengthFact::Kind::at_most;
 }
 
 }  // namespace
 
 std::string LengthFact::to_string() const {
   switch (kind) {
-    case Kind::equals: return lengths_text(of) + " == " + std::to_string(constant);
-    case Kind::multiple_of: return lengths_text(of) + " % " + std::to_string(constant) + " == 0";
-    case Kind::at_most: return lengths_text(of) + " <= " + std::to_string(constant);
-    case Kind::q_at_most_k: return "seqlen_q <= seqlen_k";
-    case Kind::q_equals_k: return "seqlen_q == seqlen_k";
-    case Kind::product_over: return std::to_string(constant) + " * " + lengths_text(of) + " > 2147483647";
+    case Kind::equals:
+      return lengths_text(of) + " == " + std::to_string(constant);
+    case Kind::multiple_of:
+      return lengths_text(of) + " % " + std::to_string(constant) + " == 0";
+    case Kind::at_most:
+      return lengths_text(of) + " <= " + std::to_string(constant);
+    case Kind::q_at_most_k:
+      return "seqlen_q <= seqlen_k";
+    case Kind::q_equals_k:
+      return "seqlen_q == seqlen_k";
+    case Kind::product_over:
+      return std::to_string(constant) + " * " + lengths_text(of) + " > 2147483647";
   }
   return {};
 }
@@ -91,7 +101,8 @@ Truth PartialLengths::holds(const LengthFact& fact) const {
     undecidable = true;
   }
   const Truth value = implied(fact);
-  if (value.is_unknown() && !undecidable && std::find(open_.begin(), open_.end(), fact) == open_.end()) open_.push_back(fact);
+  if (value.is_unknown() && !undecidable && std::find(open_.begin(), open_.end(), fact) == open_.end())
+    open_.push_back(fact);
   return value;
 }
 

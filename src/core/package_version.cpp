@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/package_version.cpp
 #include <charconv>
+
 #include <cynosure/package_version.hpp>
 
 namespace cynosure {
@@ -66,12 +67,18 @@ std::string Version::to_string() const {
   if (!installed()) return {};
   std::string text = std::to_string(major()) + "." + std::to_string(minor()) + "." + std::to_string(micro());
   switch (phase()) {
-    case Phase::dev: return text + ".dev" + std::to_string(number());
-    case Phase::alpha: return text + "a" + std::to_string(number());
-    case Phase::beta: return text + "b" + std::to_string(number());
-    case Phase::candidate: return text + "rc" + std::to_string(number());
-    case Phase::post: return text + ".post" + std::to_string(number());
-    case Phase::final: break;
+    case Phase::dev:
+      return text + ".dev" + std::to_string(number());
+    case Phase::alpha:
+      return text + "a" + std::to_string(number());
+    case Phase::beta:
+      return text + "b" + std::to_string(number());
+    case Phase::candidate:
+      return text + "rc" + std::to_string(number());
+    case Phase::post:
+      return text + ".post" + std::to_string(number());
+    case Phase::final:
+      break;
   }
   return text;
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/rule_set.cpp: checks, digests and registers rule sets.
-#include <cynosure/rule_set.hpp>
 #include <map>
 #include <mutex>
 #include <set>
 #include <shared_mutex>
 #include <stdexcept>
+
+#include <cynosure/rule_set.hpp>
 
 namespace cynosure {
 namespace {
@@ -37,20 +38,27 @@ void check(const Fault& fault, const Clause& clause) {
   using Op = Clause::Op;
   const bool modular = clause.op == Op::multiple_of || clause.op == Op::not_multiple_of;
   const bool set = clause.op == Op::one_of || clause.op == Op::none_of;
-  if (modular && clause.value < 1) throw std::invalid_argument(where + "got a modulus of " + std::to_string(clause.value) + ", expected 1 or more");
-  if ((clause.op == Op::product_over) != (clause.of != 0) || clause.of > 7 || (clause.op == Op::product_over && (!is_length(clause.field) || clause.value < 1)))
-    throw std::invalid_argument(where + "product_over takes a positive factor and the lengths to multiply (batch, seqlen_q, seqlen_k)");
-  if (set && field.type != FieldType::choice) throw std::invalid_argument(where + "a list of values is for named choices only; write one row for each value");
+  if (modular && clause.value < 1)
+    throw std::invalid_argument(where + "got a modulus of " + std::to_string(clause.value) + ", expected 1 or more");
+  if ((clause.op == Op::product_over) != (clause.of != 0) || clause.of > 7 ||
+      (clause.op == Op::product_over && (!is_length(clause.field) || clause.value < 1)))
+    throw std::invalid_argument(
+        where + "product_over takes a positive factor and the lengths to multiply (batch, seqlen_q, seqlen_k)");
+  if (set && field.type != FieldType::choice)
+    throw std::invalid_argument(where + "a list of values is for named choices only; write one row for each value");
   const bool ordered = clause.op == Op::at_most || clause.op == Op::at_least || modular;
-  if (ordered && field.type != FieldType::integer) throw std::invalid_argument(where + "at_most, at_least and multiple_of are for integers");
+  if (ordered && field.type != FieldType::integer)
+    throw std::invalid_argument(where + "at_most, at_least and multiple_of are for integers");
   if (field.type == FieldType::version || field.type == FieldType::backends)
     throw std::invalid_argument(where + "versions belong in library, since and until; sets of backends in backends");
   const bool named = field.type == FieldType::choice || field.type == FieldType::boolean;
   if (named && !set && (clause.value < field.min || clause.value > field.max))
     throw std::invalid_argument(where + "got " + std::to_string(clause.value) + ", which is no value of this field");
   if (set && (clause.value <= 0 || clause.value >= (std::int64_t{1} << (field.max + 1))))
-    throw std::invalid_argument(where + "a list of values must name at least one of the field's choices, and no others");
-  if (is_length(clause.field) && clause.value < 0) throw std::invalid_argument(where + "got " + std::to_string(clause.value) + ", expected 0 or more");
+    throw std::invalid_argument(where +
+                                "a list of values must name at least one of the field's choices, and no others");
+  if (is_length(clause.field) && clause.value < 0)
+    throw std::invalid_argument(where + "got " + std::to_string(clause.value) + ", expected 0 or more");
 }
 
 struct Registry {
@@ -66,16 +74,19 @@ Registry& registry() {
 
 RuleSet::RuleSet(std::vector<Fault> faults) : faults_(std::move(faults)) {
   if (faults_.size() > kMaxFaults)
-    throw std::invalid_argument("a rule set has " + std::to_string(faults_.size()) + " rows, at most " + std::to_string(kMaxFaults) + " are allowed");
+    throw std::invalid_argument("a rule set has " + std::to_string(faults_.size()) + " rows, at most " +
+                                std::to_string(kMaxFaults) + " are allowed");
   std::set<std::string_view> ids;
   for (const Fault& builtin : builtin_faults()) ids.insert(builtin.id);
   Digest digest;
   for (const Fault& fault : faults_) {
     if (fault.id.empty()) throw std::invalid_argument("a fault row has no id");
     if (!ids.insert(fault.id).second) throw std::invalid_argument("fault '" + fault.id + "': this id is taken already");
-    if (fault.backends.empty()) throw std::invalid_argument("fault '" + fault.id + "': backends is empty, expected at least one backend");
+    if (fault.backends.empty())
+      throw std::invalid_argument("fault '" + fault.id + "': backends is empty, expected at least one backend");
     if (fault.until.installed() && fault.until <= fault.since)
-      throw std::invalid_argument("fault '" + fault.id + "': until " + fault.until.to_string() + " is not after since " + fault.since.to_string());
+      throw std::invalid_argument("fault '" + fault.id + "': until " + fault.until.to_string() +
+                                  " is not after since " + fault.since.to_string());
     if (fault.sm_min > fault.sm_max) throw std::invalid_argument("fault '" + fault.id + "': sm_min is above sm_max");
     digest.add(fault.id);
     digest.add(fault.backends.bits());
@@ -106,8 +117,9 @@ std::uint16_t register_rule_set(const RuleSet& set) {
   if (inserted) {
     it->second = std::make_shared<const RuleSet>(set);
   } else if (!(*it->second == set)) {
-    throw std::invalid_argument("two different rule sets have the digest " + std::to_string(set.digest()) +
-                                "; change the text of a row (its effect, say) in CYNOSURE_FAULTS or cynosure.faults.add");
+    throw std::invalid_argument(
+        "two different rule sets have the digest " + std::to_string(set.digest()) +
+        "; change the text of a row (its effect, say) in CYNOSURE_FAULTS or cynosure.faults.add");
   }
   return set.digest();
 }
@@ -118,7 +130,8 @@ std::shared_ptr<const RuleSet> rule_set(std::uint16_t digest) {
   const auto it = known.sets.find(digest);
   if (it == known.sets.end())
     throw std::invalid_argument("the settings name a rule set with digest " + std::to_string(digest) +
-                                " that this process does not have; point CYNOSURE_FAULTS at the file it came from, or add its rows with cynosure.faults.add");
+                                " that this process does not have; point CYNOSURE_FAULTS at the file it came from, or "
+                                "add its rows with cynosure.faults.add");
   return it->second;
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/settings.cpp: the list in the word is the rank of a partial permutation.
-#include <cynosure/settings.hpp>
 #include <stdexcept>
+
+#include <cynosure/settings.hpp>
 
 namespace cynosure {
 namespace {
@@ -72,24 +73,32 @@ Settings Settings::from_word(std::uint64_t word) {
   settings.word_ = word;
   const std::uint64_t version = settings.bits(0, 6);
   if (version != kLayoutVersion)
-    throw std::invalid_argument("settings word of layout version " + std::to_string(version) + ", this release reads version " +
-                                std::to_string(kLayoutVersion) + "; export or compile the model again with this release");
-  const bool sound = settings.bits(kEnabledShift, 10) < (1U << kBackendCount) && settings.bits(kContractShift, 2) <= 2 &&
-                     settings.bits(kListShift, 20) < kListCount && settings.bits(kPolicyShift, 3) <= 1 && settings.bits(kPrecisionShift, 2) <= 2 &&
-                     settings.bits(kSwitchShift, 4) < 8 && (settings.contract() == Contract::automatic) == (settings.bits(kListShift, 20) == 0);
-  if (!sound) throw std::invalid_argument("settings word " + std::to_string(word) + " has a field out of range; take it from Settings.word");
+    throw std::invalid_argument("settings word of layout version " + std::to_string(version) +
+                                ", this release reads version " + std::to_string(kLayoutVersion) +
+                                "; export or compile the model again with this release");
+  const bool sound = settings.bits(kEnabledShift, 10) < (1U << kBackendCount) &&
+                     settings.bits(kContractShift, 2) <= 2 && settings.bits(kListShift, 20) < kListCount &&
+                     settings.bits(kPolicyShift, 3) <= 1 && settings.bits(kPrecisionShift, 2) <= 2 &&
+                     settings.bits(kSwitchShift, 4) < 8 &&
+                     (settings.contract() == Contract::automatic) == (settings.bits(kListShift, 20) == 0);
+  if (!sound)
+    throw std::invalid_argument("settings word " + std::to_string(word) +
+                                " has a field out of range; take it from Settings.word");
   return settings;
 }
 
 BackendList Settings::named() const { return unrank(bits(kListShift, 20)); }
 
-bool Settings::names(Backend backend) const { return contract() != Contract::automatic && named().set().contains(backend); }
+bool Settings::names(Backend backend) const {
+  return contract() != Contract::automatic && named().set().contains(backend);
+}
 
 Settings Settings::with_contract(Contract contract, const BackendList& named) const {
   if ((contract == Contract::automatic) != named.empty())
     throw std::invalid_argument("contract " + std::string(kContractNames[static_cast<std::size_t>(contract)]) +
                                 (named.empty() ? " needs at least one backend" : " takes no backends"));
-  if (static_cast<std::size_t>(named.set().size()) != named.size()) throw std::invalid_argument("a backend is named twice: " + join(named));
+  if (static_cast<std::size_t>(named.set().size()) != named.size())
+    throw std::invalid_argument("a backend is named twice: " + join(named));
   return with(kContractShift, 2, static_cast<unsigned>(contract)).with(kListShift, 20, rank(named));
 }
 
@@ -102,7 +111,8 @@ std::string Settings::describe() const {
   text += " contract=" + std::string(kContractNames[static_cast<std::size_t>(contract())]);
   if (contract() != Contract::automatic) text += "(" + join(named()) + ")";
   text += deterministic() ? " deterministic=yes" : " deterministic=no";
-  text += " float32_matmul_precision=" + std::string(kMatmulPrecisionNames[static_cast<std::size_t>(matmul_precision())]);
+  text +=
+      " float32_matmul_precision=" + std::string(kMatmulPrecisionNames[static_cast<std::size_t>(matmul_precision())]);
   if (on(emulate_fp8)) text += " emulate_fp8=yes";
   if (on(onnx_export)) text += " onnx_export=yes";
   if (on(enforce)) text += " enforce=yes";

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // python/bind_records.cpp: TransformerEngine's records, JSON and the environment.
+#include <algorithm>
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <cynosure/attention_params.hpp>
 #include <cynosure/rule_set.hpp>
 #include <cynosure/select.hpp>
@@ -43,14 +44,16 @@ ParamValue param(nb::handle object, Held& held) {
 }
 
 /// (features, batch, seqlen_q, seqlen_k, deterministic) from TransformerEngine's field names and values.
-std::tuple<nb::bytes, std::int64_t, std::int64_t, std::int64_t, bool> te_problem(const nb::dict& values, std::string_view policy) {
+std::tuple<nb::bytes, std::int64_t, std::int64_t, std::int64_t, bool> te_problem(const nb::dict& values,
+                                                                                 std::string_view policy) {
   AttentionParams params;
   for (const auto& [key, item] : values) {
     Held held;
     params.set(nb::cast<std::string>(key), param(item, held));
   }
   const Problem problem = params.problem(policy == "te" ? Policy::te : Policy::fastest);
-  return {to_bytes(problem.features), problem.lengths.batch, problem.lengths.seqlen_q, problem.lengths.seqlen_k, params.deterministic()};
+  return {to_bytes(problem.features), problem.lengths.batch, problem.lengths.seqlen_q, problem.lengths.seqlen_k,
+          params.deterministic()};
 }
 
 /// (use_flash, flash version or None, use_fused, sub-backend or None, use_unfused, (flash, fused, unfused)).
@@ -59,9 +62,11 @@ nb::tuple te_answer_tuple(int chosen, int eligible, const nb::bytes& device) {
   result.chosen = static_cast<std::int8_t>(chosen);
   result.eligible = BackendSet::from_bits(static_cast<std::uint32_t>(eligible));
   const TeAnswer answer = te_answer(result, from_bytes<Device>(device));
-  const nb::object version = answer.flash_version.installed() ? nb::object(nb::cast(answer.flash_version.to_string())) : nb::object(nb::none());
+  const nb::object version = answer.flash_version.installed() ? nb::object(nb::cast(answer.flash_version.to_string()))
+                                                              : nb::object(nb::none());
   const nb::object sub = answer.fused_backend ? nb::object(nb::int_(*answer.fused_backend)) : nb::object(nb::none());
-  return nb::make_tuple(answer.flash, version, answer.fused, sub, answer.unfused, nb::make_tuple(answer.available[0], answer.available[1], answer.available[2]));
+  return nb::make_tuple(answer.flash, version, answer.fused, sub, answer.unfused,
+                        nb::make_tuple(answer.available[0], answer.available[1], answer.available[2]));
 }
 
 /// The variables that make up settings, in the order in which values for them are passed.
@@ -69,14 +74,17 @@ const std::vector<std::string>& environment() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> all;
     for (const std::string_view name : io::environment_names()) all.emplace_back(name);
-    if (std::find(all.begin(), all.end(), "CYNOSURE_FAULTS") == all.end()) all.emplace_back("CYNOSURE_FAULTS");  // read at the edge: it names a file
+    if (std::find(all.begin(), all.end(), "CYNOSURE_FAULTS") == all.end())
+      all.emplace_back("CYNOSURE_FAULTS");  // read at the edge: it names a file
     return all;
   }();
   return names;
 }
 
-std::int64_t settings_from_environment(const nb::tuple& values, bool deterministic, int matmul_precision, int rules_digest) {
-  if (values.size() != environment().size()) throw std::invalid_argument("settings_from_environment: one value for each of ENVIRONMENT");
+std::int64_t settings_from_environment(const nb::tuple& values, bool deterministic, int matmul_precision,
+                                       int rules_digest) {
+  if (values.size() != environment().size())
+    throw std::invalid_argument("settings_from_environment: one value for each of ENVIRONMENT");
   std::vector<std::string> texts(values.size());
   std::vector<io::Variable> variables;
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -92,8 +100,9 @@ std::int64_t settings_from_environment(const nb::tuple& values, bool determinist
   return word_of(io::settings_from_environment(variables, base));
 }
 
-/// What was last made from the environment, and of what. Values are compared by identity: os.environ puts a new object in
-/// its dict whenever a variable is set, and those held here cannot be replaced by others. Under the interpreter's lock.
+/// What was last made from the environment, and of what. Values are compared by identity: os.environ puts a new object
+/// in its dict whenever a variable is set, and those held here cannot be replaced by others. Under the interpreter's
+/// lock.
 struct Remembered {
   std::vector<nb::object> keys;
   nb::tuple values;
@@ -111,16 +120,20 @@ Remembered& remembered() {
 
 nb::object recall(const nb::dict& environ, bool deterministic, int matmul_precision, const nb::object& added) {
   const Remembered& last = remembered();
-  if (!last.made.is_valid() || last.deterministic != deterministic || last.matmul_precision != matmul_precision || !last.added.is(added)) return nb::none();
+  if (!last.made.is_valid() || last.deterministic != deterministic || last.matmul_precision != matmul_precision ||
+      !last.added.is(added))
+    return nb::none();
   for (std::size_t i = 0; i < last.keys.size(); ++i) {
     PyObject* value = PyDict_GetItem(environ.ptr(), last.keys[i].ptr());
-    if ((value == nullptr ? Py_None : value) != PyTuple_GET_ITEM(last.values.ptr(), static_cast<Py_ssize_t>(i))) return nb::none();
+    if ((value == nullptr ? Py_None : value) != PyTuple_GET_ITEM(last.values.ptr(), static_cast<Py_ssize_t>(i)))
+      return nb::none();
   }
   return last.made;
 }
 
 /// The values are those that `made` was made from, not those of now: another thread may have changed the environment.
-void remember(const nb::tuple& values, bool deterministic, int matmul_precision, const nb::object& added, const nb::object& made) {
+void remember(const nb::tuple& values, bool deterministic, int matmul_precision, const nb::object& added,
+              const nb::object& made) {
   Remembered& last = remembered();
   if (values.size() != last.keys.size()) throw std::invalid_argument("remember: one value for each of ENVIRONMENT");
   last.values = values;
@@ -142,11 +155,13 @@ void bind_records(nb::module_& m) {
   nb::list names;
   for (const std::string& name : environment()) names.append(nb::cast(name));
   m.attr("ENVIRONMENT") = nb::tuple(names);
-  m.def("settings_from_environment", &settings_from_environment, nb::arg("values"), nb::arg("deterministic"), nb::arg("matmul_precision"),
-        nb::arg("rules_digest"), "The word for values of ENVIRONMENT, each bytes or None. Raises ValueError naming the variable.");
+  m.def("settings_from_environment", &settings_from_environment, nb::arg("values"), nb::arg("deterministic"),
+        nb::arg("matmul_precision"), nb::arg("rules_digest"),
+        "The word for values of ENVIRONMENT, each bytes or None. Raises ValueError naming the variable.");
   m.def("recall", &recall, nb::arg("environ"), nb::arg("deterministic"), nb::arg("matmul_precision"), nb::arg("added"),
         "What was remembered for these values of the environment and flags, or None.");
-  m.def("remember", &remember, nb::arg("values"), nb::arg("deterministic"), nb::arg("matmul_precision"), nb::arg("added"), nb::arg("made"));
+  m.def("remember", &remember, nb::arg("values"), nb::arg("deterministic"), nb::arg("matmul_precision"),
+        nb::arg("added"), nb::arg("made"));
   m.def(
       "parse_contract",
       [](std::string_view text) {
@@ -176,11 +191,12 @@ void bind_records(nb::module_& m) {
       },
       nb::arg("line"), nb::arg("policy"), nb::arg("word"));
   m.def(
-      "read_rule_set",
-      [](std::string_view text) { return io::write(io::read_rule_set(text)); }, nb::arg("text"), "Checks fault rows given as JSON; returns their canonical JSON.");
+      "read_rule_set", [](std::string_view text) { return io::write(io::read_rule_set(text)); }, nb::arg("text"),
+      "Checks fault rows given as JSON; returns their canonical JSON.");
   m.def(
       "register_rule_set",
-      [](std::string_view text) { return static_cast<int>(register_rule_set(io::read_rule_set(text))); }, nb::arg("text"), "Registers fault rows given as JSON; returns the digest.");
+      [](std::string_view text) { return static_cast<int>(register_rule_set(io::read_rule_set(text))); },
+      nb::arg("text"), "Registers fault rows given as JSON; returns the digest.");
   m.def("builtin_faults", &fault_rows);
   m.def("te_problem", &te_problem, nb::arg("values"), nb::arg("policy") = "te");
   m.def("te_answer", &te_answer_tuple, nb::arg("chosen"), nb::arg("eligible"), nb::arg("device"));

@@ -16,8 +16,10 @@ namespace {
 
 using Answer = std::tuple<int, int>;  // the chosen backend or -1, the eligible set
 
-Answer outcome(const nb::bytes& key, std::int64_t batch, std::int64_t seqlen_q, std::int64_t seqlen_k, std::int64_t word, const nb::bytes& device) {
-  const Outcome result = cached_outcome({from_bytes<Features>(key), {batch, seqlen_q, seqlen_k}}, settings_from(word), from_bytes<Device>(device));
+Answer outcome(const nb::bytes& key, std::int64_t batch, std::int64_t seqlen_q, std::int64_t seqlen_k,
+               std::int64_t word, const nb::bytes& device) {
+  const Outcome result = cached_outcome({from_bytes<Features>(key), {batch, seqlen_q, seqlen_k}}, settings_from(word),
+                                        from_bytes<Device>(device));
   return {result.chosen, result.eligible.bits()};
 }
 
@@ -38,14 +40,16 @@ Replay replay(const Features& features, Settings settings, const Device& device,
 }
 
 /// (kind, of, constant) of the fact to decide next, or (-1, chosen, eligible).
-std::tuple<int, std::int64_t, std::int64_t> step(const nb::bytes& key, std::int64_t word, const nb::bytes& device, const nb::tuple& answers) {
+std::tuple<int, std::int64_t, std::int64_t> step(const nb::bytes& key, std::int64_t word, const nb::bytes& device,
+                                                 const nb::tuple& answers) {
   const Replay result = replay(from_bytes<Features>(key), settings_from(word), from_bytes<Device>(device), answers);
   if (result.step.ask) return {static_cast<int>(result.step.ask->kind), result.step.ask->of, result.step.ask->constant};
   return {-1, result.step.outcome.chosen, result.step.outcome.eligible.bits()};
 }
 
 /// The decision under another word, over the same facts; what that word would ask beyond them is unknown.
-Decision decide_again(const nb::bytes& key, std::int64_t word, const nb::bytes& device, const nb::tuple& answers, std::int64_t other) {
+Decision decide_again(const nb::bytes& key, std::int64_t word, const nb::bytes& device, const nb::tuple& answers,
+                      std::int64_t other) {
   const auto features = from_bytes<Features>(key);
   const auto on = from_bytes<Device>(device);
   const Replay first = replay(features, settings_from(word), on, answers);
@@ -60,8 +64,11 @@ Decision decide_again(const nb::bytes& key, std::int64_t word, const nb::bytes& 
 
 nb::list facts_of(const nb::bytes& key, std::int64_t word, const nb::bytes& device, const nb::tuple& answers) {
   nb::list facts;
-  for (const KnownFact& known : replay(from_bytes<Features>(key), settings_from(word), from_bytes<Device>(device), answers).known)
-    facts.append(nb::make_tuple(known.fact.to_string(), known.value.is_unknown() ? nb::object(nb::none()) : nb::object(nb::bool_(known.value.is_yes()))));
+  for (const KnownFact& known :
+       replay(from_bytes<Features>(key), settings_from(word), from_bytes<Device>(device), answers).known)
+    facts.append(nb::make_tuple(known.fact.to_string(), known.value.is_unknown()
+                                                            ? nb::object(nb::none())
+                                                            : nb::object(nb::bool_(known.value.is_yes()))));
   return facts;
 }
 
@@ -119,14 +126,17 @@ nb::list rules_list(std::int64_t word) {
 }  // namespace
 
 void bind_select(nb::module_& m) {
-  m.def("outcome", &outcome, nb::arg("key"), nb::arg("batch"), nb::arg("seqlen_q"), nb::arg("seqlen_k"), nb::arg("word"), nb::arg("device"));
+  m.def("outcome", &outcome, nb::arg("key"), nb::arg("batch"), nb::arg("seqlen_q"), nb::arg("seqlen_k"),
+        nb::arg("word"), nb::arg("device"));
   m.def("step", &step, nb::arg("key"), nb::arg("word"), nb::arg("device"), nb::arg("answers"));
   m.def("facts_of", &facts_of, nb::arg("key"), nb::arg("word"), nb::arg("device"), nb::arg("answers"));
   m.def(
       "length_facts",
       [](const nb::bytes& key, std::int64_t word, const nb::bytes& device) {
         std::vector<std::string> facts;
-        for (const LengthFact& fact : length_facts(from_bytes<Features>(key), settings_from(word), from_bytes<Device>(device))) facts.push_back(fact.to_string());
+        for (const LengthFact& fact :
+             length_facts(from_bytes<Features>(key), settings_from(word), from_bytes<Device>(device)))
+          facts.push_back(fact.to_string());
         return facts;
       },
       nb::arg("key"), nb::arg("word"), nb::arg("device"));
@@ -142,8 +152,9 @@ void bind_select(nb::module_& m) {
              const Ground ground = d.policy_ground();
              nb::list best_first;
              for (const Backend backend : ground.best_first) best_first.append(nb::cast(std::string(name(backend))));
-             return nb::make_tuple(std::string(kPolicyNames[static_cast<std::size_t>(ground.policy)]), std::string(ground.row), std::string(ground.when),
-                                   best_first, std::string(ground.evidence));
+             return nb::make_tuple(std::string(kPolicyNames[static_cast<std::size_t>(ground.policy)]),
+                                   std::string(ground.row), std::string(ground.when), best_first,
+                                   std::string(ground.evidence));
            })
       .def("remedy",
            [](const Decision& d, std::string_view backend) -> std::optional<std::string> {
@@ -160,11 +171,14 @@ void bind_select(nb::module_& m) {
           nb::arg("with_fix") = false);
   m.def(
       "decide",
-      [](const nb::bytes& key, std::int64_t batch, std::int64_t seqlen_q, std::int64_t seqlen_k, std::int64_t word, const nb::bytes& device) {
-        return select({from_bytes<Features>(key), {batch, seqlen_q, seqlen_k}}, settings_from(word), from_bytes<Device>(device));
+      [](const nb::bytes& key, std::int64_t batch, std::int64_t seqlen_q, std::int64_t seqlen_k, std::int64_t word,
+         const nb::bytes& device) {
+        return select({from_bytes<Features>(key), {batch, seqlen_q, seqlen_k}}, settings_from(word),
+                      from_bytes<Device>(device));
       },
       nb::arg("key"), nb::arg("batch"), nb::arg("seqlen_q"), nb::arg("seqlen_k"), nb::arg("word"), nb::arg("device"));
-  m.def("decide_again", &decide_again, nb::arg("key"), nb::arg("word"), nb::arg("device"), nb::arg("answers"), nb::arg("other"));
+  m.def("decide_again", &decide_again, nb::arg("key"), nb::arg("word"), nb::arg("device"), nb::arg("answers"),
+        nb::arg("other"));
   m.def(
       "decide_partial",
       [](const nb::bytes& key, std::int64_t word, const nb::bytes& device, const nb::tuple& answers) {
@@ -173,7 +187,8 @@ void bind_select(nb::module_& m) {
         const auto on = from_bytes<Device>(device);
         return Decision({features, {}}, settings, on, replay(features, settings, on, answers).step.outcome);
       },
-      nb::arg("key"), nb::arg("word"), nb::arg("device"), nb::arg("answers"), "A decision over symbolic lengths, whose lengths are therefore not real.");
+      nb::arg("key"), nb::arg("word"), nb::arg("device"), nb::arg("answers"),
+      "A decision over symbolic lengths, whose lengths are therefore not real.");
 }
 
 }  // namespace cynosure::python

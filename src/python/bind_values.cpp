@@ -19,13 +19,22 @@ std::int64_t field_value(Field field, nb::handle object) {
     const std::string given = nb::cast<std::string>(nb::repr(object));
     std::string expected;
     switch (field_info.type) {
-      case FieldType::boolean: expected = "True or False"; break;
-      case FieldType::integer: expected = "an integer"; break;
-      case FieldType::choice:
-        for (const std::string_view name : field_info.choices) expected += (expected.empty() ? "one of " : ", ") + std::string(name);
+      case FieldType::boolean:
+        expected = "True or False";
         break;
-      case FieldType::version: expected = "a version such as '9.19.0', or None"; break;
-      case FieldType::backends: expected = "a list of backend names"; break;
+      case FieldType::integer:
+        expected = "an integer";
+        break;
+      case FieldType::choice:
+        for (const std::string_view name : field_info.choices)
+          expected += (expected.empty() ? "one of " : ", ") + std::string(name);
+        break;
+      case FieldType::version:
+        expected = "a version such as '9.19.0', or None";
+        break;
+      case FieldType::backends:
+        expected = "a list of backend names";
+        break;
     }
     throw InvalidField(field_info.name, "got " + given + ", expected " + expected);
   };
@@ -43,7 +52,8 @@ std::int64_t field_value(Field field, nb::handle object) {
     }
     return set.bits();
   }
-  if (nb::isinstance<nb::str>(object) && field_info.type != FieldType::integer) return parse_value(field, nb::cast<std::string>(object));
+  if (nb::isinstance<nb::str>(object) && field_info.type != FieldType::integer)
+    return parse_value(field, nb::cast<std::string>(object));
   if (field_info.type != FieldType::integer || nb::isinstance<nb::bool_>(object)) refuse();
   // operator.index: NumPy integers and single-value SymInts pass, floats and tensors with grad do not.
   if (!PyIndex_Check(object.ptr()) || nb::hasattr(object, "device")) refuse();
@@ -57,15 +67,19 @@ std::int64_t field_value(Field field, nb::handle object) {
 
 nb::object field_object(Field field, std::int64_t value) {
   switch (info(field).type) {
-    case FieldType::boolean: return nb::bool_(value != 0);
-    case FieldType::integer: return nb::int_(value);
-    case FieldType::choice: return nb::cast(value_text(field, value));
+    case FieldType::boolean:
+      return nb::bool_(value != 0);
+    case FieldType::integer:
+      return nb::int_(value);
+    case FieldType::choice:
+      return nb::cast(value_text(field, value));
     case FieldType::version:
       if (value == 0) return nb::none();
       return nb::cast(value_text(field, value));
     case FieldType::backends: {
       nb::list names;
-      for (const Backend backend : BackendSet::from_bits(static_cast<std::uint32_t>(value))) names.append(nb::cast(std::string(name(backend))));
+      for (const Backend backend : BackendSet::from_bits(static_cast<std::uint32_t>(value)))
+        names.append(nb::cast(std::string(name(backend))));
       return names;
     }
   }
@@ -102,7 +116,8 @@ nb::dict features_dict(const nb::bytes& key) {
   const Problem problem{from_bytes<Features>(key), {}};
   nb::dict values;
   for (const FieldInfo& field : fields().subspan(3, kFirstDeviceField - 3))
-    values[nb::cast(std::string(field.name))] = field_object(field.field, value(field.field, problem, Device{}, Settings{}));
+    values[nb::cast(std::string(field.name))] =
+        field_object(field.field, value(field.field, problem, Device{}, Settings{}));
   return values;
 }
 
@@ -110,7 +125,8 @@ nb::dict device_dict(const nb::bytes& key) {
   const Device device = from_bytes<Device>(key);
   nb::dict values;
   for (const FieldInfo& field : fields().subspan(kFirstDeviceField, kFirstSettingsField - kFirstDeviceField))
-    values[nb::cast(std::string(field.name))] = field_object(field.field, value(field.field, Problem{}, device, Settings{}));
+    values[nb::cast(std::string(field.name))] =
+        field_object(field.field, value(field.field, Problem{}, device, Settings{}));
   return values;
 }
 
@@ -118,7 +134,8 @@ nb::dict settings_dict(std::int64_t word) {
   const Settings settings = settings_from(word);
   nb::dict values;
   for (const FieldInfo& field : fields().subspan(kFirstSettingsField))
-    values[nb::cast(std::string(field.name))] = field_object(field.field, value(field.field, Problem{}, Device{}, settings));
+    values[nb::cast(std::string(field.name))] =
+        field_object(field.field, value(field.field, Problem{}, Device{}, settings));
   nb::list list;
   for (const Backend backend : settings.named()) list.append(nb::cast(std::string(name(backend))));
   values["named"] = list;
@@ -127,10 +144,11 @@ nb::dict settings_dict(std::int64_t word) {
 }
 
 /// A word with some parts replaced; None keeps a part.
-std::int64_t settings_with(std::int64_t word, std::optional<std::vector<std::string>> enabled, std::optional<std::string> contract,
-                           std::optional<std::vector<std::string>> names, std::optional<std::string> policy, std::optional<bool> deterministic,
-                           std::optional<int> matmul_precision, std::optional<int> rules_digest, std::optional<bool> enforce,
-                           std::optional<bool> emulate_fp8) {
+std::int64_t settings_with(std::int64_t word, std::optional<std::vector<std::string>> enabled,
+                           std::optional<std::string> contract, std::optional<std::vector<std::string>> names,
+                           std::optional<std::string> policy, std::optional<bool> deterministic,
+                           std::optional<int> matmul_precision, std::optional<int> rules_digest,
+                           std::optional<bool> enforce, std::optional<bool> emulate_fp8) {
   Settings settings = settings_from(word);
   const auto backend = [](std::string_view field, const std::string& text) {
     const std::optional<Backend> found = backend_named(text);
@@ -176,8 +194,10 @@ nb::list field_table() {
     const FieldInfo& field = fields()[i];
     nb::dict row;
     row["name"] = nb::cast(std::string(field.name));
-    row["of"] = i < 3 ? "lengths" : (i < kFirstDeviceField ? "features" : (i < kFirstSettingsField ? "device" : "settings"));
-    row["type"] = std::array{"integer", "boolean", "choice", "version", "backends"}[static_cast<std::size_t>(field.type)];
+    row["of"] =
+        i < 3 ? "lengths" : (i < kFirstDeviceField ? "features" : (i < kFirstSettingsField ? "device" : "settings"));
+    row["type"] =
+        std::array{"integer", "boolean", "choice", "version", "backends"}[static_cast<std::size_t>(field.type)];
     nb::list choices;
     for (const std::string_view choice : field.choices) choices.append(nb::cast(std::string(choice)));
     row["choices"] = choices;
@@ -190,7 +210,8 @@ nb::list field_table() {
 nb::object version_parts(std::string_view text) {
   const std::optional<Version> version = Version::parse(text);
   if (!version) return nb::none();
-  return nb::make_tuple(version->major(), version->minor(), version->micro(), static_cast<int>(version->phase()), version->number(), version->to_string());
+  return nb::make_tuple(version->major(), version->minor(), version->micro(), static_cast<int>(version->phase()),
+                        version->number(), version->to_string());
 }
 
 }  // namespace
@@ -206,15 +227,18 @@ void bind_values(nb::module_& m) {
       .value("flash3", Backend::flash3)
       .value("flash4", Backend::flash4)
       .value("unfused", Backend::unfused);
-  m.attr("TE_SUB_BACKENDS") = nb::make_tuple(nb::make_tuple("No_Backend", -1), nb::make_tuple("F16_arbitrary_seqlen", 1), nb::make_tuple("FP8", 2));
-  m.def("pack_features", &pack_features, nb::arg("values"), "The bytes of a Problem's features, from field names and values.");
+  m.attr("TE_SUB_BACKENDS") = nb::make_tuple(nb::make_tuple("No_Backend", -1),
+                                             nb::make_tuple("F16_arbitrary_seqlen", 1), nb::make_tuple("FP8", 2));
+  m.def("pack_features", &pack_features, nb::arg("values"),
+        "The bytes of a Problem's features, from field names and values.");
   m.def("features_dict", &features_dict, nb::arg("key"));
   m.def(
       "validate",
       [](const nb::bytes& key, std::int64_t batch, std::int64_t seqlen_q, std::int64_t seqlen_k) {
         validate(Problem{from_bytes<Features>(key), {batch, seqlen_q, seqlen_k}});
       },
-      nb::arg("key"), nb::arg("batch"), nb::arg("seqlen_q"), nb::arg("seqlen_k"), "Raises ValueError for a problem that cannot be.");
+      nb::arg("key"), nb::arg("batch"), nb::arg("seqlen_q"), nb::arg("seqlen_k"),
+      "Raises ValueError for a problem that cannot be.");
   m.def("pack_device", &pack_device, nb::arg("base"), nb::arg("values"));
   m.def("device_dict", &device_dict, nb::arg("key"));
   m.def("default_device", [] { return to_bytes(Device{}); });
@@ -228,11 +252,13 @@ void bind_values(nb::module_& m) {
   m.def("check_settings", [](std::int64_t word) { return word_of(settings_from(word)); });
   m.def("settings_dict", &settings_dict, nb::arg("word"));
   m.def("settings_describe", [](std::int64_t word) { return settings_from(word).describe(); });
-  m.def("settings_with", &settings_with, nb::arg("word"), nb::kw_only(), nb::arg("enabled") = nb::none(), nb::arg("contract") = nb::none(),
-        nb::arg("names") = nb::none(), nb::arg("policy") = nb::none(), nb::arg("deterministic") = nb::none(), nb::arg("matmul_precision") = nb::none(),
+  m.def("settings_with", &settings_with, nb::arg("word"), nb::kw_only(), nb::arg("enabled") = nb::none(),
+        nb::arg("contract") = nb::none(), nb::arg("names") = nb::none(), nb::arg("policy") = nb::none(),
+        nb::arg("deterministic") = nb::none(), nb::arg("matmul_precision") = nb::none(),
         nb::arg("rules_digest") = nb::none(), nb::arg("enforce") = nb::none(), nb::arg("emulate_fp8") = nb::none());
   m.def("field_table", &field_table);
-  m.def("version_parts", &version_parts, nb::arg("text"), "(major, minor, micro, phase, number, canonical text), or None.");
+  m.def("version_parts", &version_parts, nb::arg("text"),
+        "(major, minor, micro, phase, number, canonical text), or None.");
 }
 
 }  // namespace cynosure::python

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // python/convert.hpp: values cross to Python as bytes, integers and text, because those are what torch can hold as
-// constants in a trace. A Problem's features and a Device are their bytes; settings are their word, as a signed integer.
+// constants in a trace. A Problem's features and a Device are their bytes; settings are their word, as a signed
+// integer.
 #pragma once
+
+#include <cstring>
+#include <stdexcept>
+#include <type_traits>
 
 #include <nanobind/nanobind.h>
 
-#include <cstring>
 #include <cynosure/device.hpp>
 #include <cynosure/fields.hpp>
 #include <cynosure/problem.hpp>
 #include <cynosure/settings.hpp>
-#include <stdexcept>
-#include <type_traits>
 
 namespace cynosure::python {
 
@@ -25,13 +27,16 @@ template <class Value>
 }
 template <class Value>
 [[nodiscard]] Value from_bytes(const nb::bytes& bytes) {
-  if (bytes.size() != sizeof(Value)) throw std::invalid_argument("key: got bytes of another release of Cynosure, build the Problem or Device again");
+  if (bytes.size() != sizeof(Value))
+    throw std::invalid_argument("key: got bytes of another release of Cynosure, build the Problem or Device again");
   Value value;
   std::memcpy(static_cast<void*>(&value), bytes.c_str(), sizeof(Value));
   return value;
 }
 
-[[nodiscard]] inline Settings settings_from(std::int64_t word) { return Settings::from_word(static_cast<std::uint64_t>(word)); }
+[[nodiscard]] inline Settings settings_from(std::int64_t word) {
+  return Settings::from_word(static_cast<std::uint64_t>(word));
+}
 [[nodiscard]] inline std::int64_t word_of(Settings settings) { return static_cast<std::int64_t>(settings.word()); }
 
 /// A field's value from a Python bool, int or str. Throws InvalidField.

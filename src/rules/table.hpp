@@ -19,8 +19,8 @@
 
 namespace cynosure::rules {
 
-inline constexpr auto kRows = std::tuple_cat(kCommonRows, kFlashRows, kFlash2Rows, kFlash3Rows, kFlash4Rows, kCudnnRows, kCudnnF16Rows,
-                                             kCudnnFp8Rows, kUnfusedRows, kCpuRows, kTeRows);
+inline constexpr auto kRows = std::tuple_cat(kCommonRows, kFlashRows, kFlash2Rows, kFlash3Rows, kFlash4Rows, kCudnnRows,
+                                             kCudnnF16Rows, kCudnnFp8Rows, kUnfusedRows, kCpuRows, kTeRows);
 inline constexpr std::size_t kRowCount = std::tuple_size_v<decltype(kRows)>;
 inline constexpr std::size_t kDiagonalRowCount = std::tuple_size_v<decltype(kTeFlashDiagonalRows)>;
 /// Built-in rows with a predicate in code; rows of known faults follow them.

@@ -77,7 +77,9 @@ constexpr auto causal_bottom_right(const auto& c) {
 /// Only as "causal", not as "causal_bottom_right".
 constexpr auto strictly_top_left(const auto& c) { return c.f.causal && !causal_bottom_right(c); }
 /// The right edge once an unstated window is resolved: 0 for a causal mask.
-constexpr std::int32_t window_right(const auto& c) { return c.f.window_given ? c.f.window_right : (c.f.causal ? 0 : -1); }
+constexpr std::int32_t window_right(const auto& c) {
+  return c.f.window_given ? c.f.window_right : (c.f.causal ? 0 : -1);
+}
 constexpr std::int32_t window_left(const auto& c) { return c.f.window_given ? c.f.window_left : -1; }
 /// A sliding window proper: more than a plain causal mask.
 constexpr bool sliding_window(const auto& c) {
@@ -85,13 +87,16 @@ constexpr bool sliding_window(const auto& c) {
 }
 /// Both lengths are multiples of 64 and no query comes without a key. In this order: over symbolic lengths the last
 /// two are asked only where q <= k does not settle the row.
-constexpr auto aligned64(const auto& c) { return c.len.q_at_most_k() && c.len.q.multiple_of(64) && c.len.k.multiple_of(64); }
+constexpr auto aligned64(const auto& c) {
+  return c.len.q_at_most_k() && c.len.q.multiple_of(64) && c.len.k.multiple_of(64);
+}
 
 // ---- bias and softmax -------------------------------------------------------------------------------------------
 constexpr bool vanilla(const auto& c) { return c.f.softmax == Softmax::vanilla; }
 /// ALiBi with slopes reaches cuDNN as a bias after scaling; so does a dense mask, except under `te`, which refuses it.
 constexpr bool cudnn_post_scale(const auto& c) {
-  return c.f.bias_type == BiasType::post_scale_bias || (c.f.bias_type == BiasType::alibi && c.f.alibi_slopes) || (!c.te && masked(c));
+  return c.f.bias_type == BiasType::post_scale_bias || (c.f.bias_type == BiasType::alibi && c.f.alibi_slopes) ||
+         (!c.te && masked(c));
 }
 constexpr bool cudnn_alibi(const auto& c) { return c.f.bias_type == BiasType::alibi && !c.f.alibi_slopes; }
 constexpr bool cudnn_no_bias(const auto& c) { return c.f.bias_type == BiasType::none && (c.te || !masked(c)); }
