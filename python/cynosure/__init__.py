@@ -5,8 +5,8 @@ This release has the core: `select`, `explain` and TransformerEngine's `get_atte
 command line. It has no attention operators yet; nothing here needs torch.
 """
 
-from cynosure import faults
-from cynosure._core import Backend, __version__
+from cynosure import _core, faults
+from cynosure._core import Backend
 from cynosure.api import select
 from cynosure.backend import Contract, FusedAttnBackend, prefer, require
 from cynosure.decision import Decision, Fix, Reason
@@ -17,6 +17,8 @@ from cynosure.problem import Problem
 from cynosure.settings import Settings
 from cynosure.te import AttentionParams, get_attention_backend
 from cynosure.version import Version
+
+__version__: str = _core.VERSION
 
 __all__ = [
     "AttentionParams",

@@ -32,7 +32,7 @@ def environment_report() -> dict[str, Any]:
         settings["error"] = str(error)
     settings["variables"] = {name: os.environ[name] for name in _core.ENVIRONMENT if name in os.environ}
     return {
-        "cynosure": _core.__version__,
+        "cynosure": _core.VERSION,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": {"name": found.cpu_name, "isa": found.cpu_isa},

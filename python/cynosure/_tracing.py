@@ -7,13 +7,38 @@ flat loop. Importing this module does not import torch.
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
 from weakref import ref
 
 from cynosure import _core, log
 from cynosure._constant import constant
+
+# The dict behind os.environ. Dynamo guards look-ups in it, of absent keys too; those in os.environ itself it does not.
+ENVIRONMENT: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+
+# Digest of the rule set that faults.py holds besides the file of CYNOSURE_FAULTS. Text, because traced code guards on
+# it and torch would make a number that changes symbolic.
+added_faults = "0"
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_functions: dict[str, Callable[..., Any]] = {}
+
+
+def in_traces(function: _F) -> _F:
+    """Lets traced code `call` the function, by its name."""
+    _functions[function.__name__] = function
+    return function
+
+
+@constant
+def call(name: str, *args: Any) -> Any:
+    """What a function gives, as a constant of the trace. One for many: each function a trace sees is a guard."""
+    return _functions[name](*args)
+
 
 # torch's own: the first set once its tracer is imported, the others once it traces, before traced code reads them.
 _current_trace: Any = None
@@ -72,12 +97,12 @@ def keep_for_this_trace(state: Any, result: Any, names: tuple[str, ...]) -> None
     if trace is None:
         return
     about = {guard: f"{guard.name}{guard.create_fn}" for guard in _guards(trace)}
-    about = {guard: text for guard, text in about.items() if "_ENVIRONMENT" in text}
+    about = {guard: text for guard, text in about.items() if ".ENVIRONMENT" in text}
     if all(any(f"b'{name}'" in text for text in about.values()) for name in names):
         _kept = (ref(trace), frozenset(about), state, result)
 
 
-def in_this_trace(state: Any) -> Any:
+def kept_in_this_trace(state: Any) -> Any:
     """What was kept in this trace for an equal state, while its guards are still there (torch may roll them back)."""
     kept = _kept
     if kept is None or kept[0]() is not _current_trace() or kept[2] != state:
@@ -85,8 +110,44 @@ def in_this_trace(state: Any) -> Any:
     return kept[3] if kept[1] <= _guards(_current_trace()) else None
 
 
-@constant
-def _step(features: bytes, word: int, device: bytes, answers: tuple[bool | None, ...]) -> tuple[int, Any, int]:
+def traced_word() -> int:
+    """The settings word of the current environment, torch's deterministic flag and its matmul precision.
+
+    In traced code each variable leaves one guard, absent or not, and nothing else does: the keys are literal for that
+    reason. tests/python/test_settings.py holds them to `_core.ENVIRONMENT`.
+    """
+    added = added_faults
+    known: int | None = call("known_word", added)
+    if known is not None:
+        return known
+    get = ENVIRONMENT.get
+    word, error = call(
+        "word_of_values",
+        added,
+        get(b"NVTE_FLASH_ATTN"),
+        get(b"NVTE_FLASH_ATTN_V2"),
+        get(b"NVTE_FLASH_ATTN_V3"),
+        get(b"NVTE_FLASH_ATTN_V4"),
+        get(b"NVTE_FUSED_ATTN"),
+        get(b"NVTE_UNFUSED_ATTN"),
+        get(b"NVTE_UnfusedDPA_Emulate_FP8"),
+        get(b"NVTE_ALLOW_NONDETERMINISTIC_ALGO"),
+        get(b"NVTE_DEBUG"),
+        get(b"NVTE_DEBUG_LEVEL"),
+        get(b"CYNOSURE_POLICY"),
+        get(b"CYNOSURE_BACKEND"),
+        get(b"CYNOSURE_LOG"),
+        get(b"CYNOSURE_CPU_ISA"),
+        get(b"CYNOSURE_CHECK"),
+        get(b"CYNOSURE_FAULTS"),
+    )
+    if error is not None:
+        raise ValueError(error)
+    return word  # type: ignore[no-any-return]
+
+
+@in_traces
+def step(features: bytes, word: int, device: bytes, answers: tuple[bool | None, ...]) -> tuple[int, Any, int]:
     """(kind, of, constant) of the length fact to decide next, (-1, chosen, eligible), or (-2, error text, 0)."""
     try:
         result: tuple[int, int, int] = _core.step(features, word, device, answers)
@@ -97,8 +158,8 @@ def _step(features: bytes, word: int, device: bytes, answers: tuple[bool | None,
     return result
 
 
-@constant
-def _outcome(features: bytes, batch: int, seqlen_q: int, seqlen_k: int, word: int, device: bytes) -> tuple[int, Any]:
+@in_traces
+def outcome(features: bytes, batch: int, seqlen_q: int, seqlen_k: int, word: int, device: bytes) -> tuple[int, Any]:
     """(chosen, eligible) for lengths that are known, or (-2, error text)."""
     try:
         _core.validate(features, batch, seqlen_q, seqlen_k)
@@ -117,15 +178,16 @@ def decide(value: tuple[bytes, Any, Any, Any], word: int, device: bytes) -> tupl
     """
     features, batch, seqlen_q, seqlen_k = value
     if has_static_value(seqlen_q) and has_static_value(seqlen_k) and has_static_value(batch):
-        chosen, eligible = _outcome(features, index(batch), index(seqlen_q), index(seqlen_k), word, device)
+        lengths = (index(batch), index(seqlen_q), index(seqlen_k))
+        chosen, eligible = call("outcome", features, *lengths, word, device)
         if chosen == -2:
             raise ValueError(eligible)
         return None, chosen, eligible
     answers: tuple[bool | None, ...] = ()
-    operands = (None, batch, seqlen_q, None, seqlen_k)  # by LengthFact::Operand
+    operands: tuple[Any, ...] = (None, batch, seqlen_q, None, seqlen_k)  # by LengthFact::Operand
     while True:
-        # A LengthFact (length_facts.hpp) by its kind: 0 equals, 1 multiple_of, 2 at_most, 3 q <= k, 4 q == k, 5 product.
-        kind, of, constant = _step(features, word, device, answers)
+        # LengthFact::Kind (length_facts.hpp): 0 equals, 1 multiple_of, 2 at_most, 3 q <= k, 4 q == k, 5 product_over.
+        kind, of, constant = call("step", features, word, device, answers)
         if kind < 0:
             break
         if kind < 3:

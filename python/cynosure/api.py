@@ -6,12 +6,12 @@ from __future__ import annotations
 from operator import index
 
 from cynosure import _core, log
-from cynosure._tracing import compiling, decide
+from cynosure._tracing import compiling, decide, traced_word
 from cynosure.backend import BACKENDS
 from cynosure.decision import Decision
 from cynosure.device import Device, this_key, this_key_constant
 from cynosure.problem import Problem
-from cynosure.settings import Settings, eager_now, traced_word
+from cynosure.settings import Settings, eager_now
 
 
 def select(problem: Problem, device: Device | None = None, settings: Settings | None = None) -> Decision:

@@ -69,7 +69,7 @@ def parser() -> Parser:
     top = Parser(
         prog="cynosure", description="Which attention backend runs a call, and why; for this machine or any other."
     )
-    top.add_argument("--version", action="version", version=f"cynosure {_core.__version__}")
+    top.add_argument("--version", action="version", version=f"cynosure {_core.VERSION}")
     top.add_argument("--cmake-dir", action=PrintCmakeDir, help="print the folder for find_package(cynosure) and exit")
     top.set_defaults(run=_no_command)
     commands = top.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)

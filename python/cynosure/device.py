@@ -48,7 +48,7 @@ class Device:
         """
         if not isinstance(name, str):
             raise TypeError(f"device: got {type(name).__name__}, expected a name: {_core.device_names()}")
-        return device_of_key(_core.pack_device(_core.named_device(name.lower()), fields))
+        return device_of_key(_core.pack_device(_core.named_device(name.lower()), fields))  # type: ignore[arg-type]
 
     def replace(self, **fields: Any) -> Device:
         """The same machine with some fields changed."""
@@ -149,7 +149,7 @@ def _current_device() -> int:
 
 @constant
 def this_key_constant() -> bytes:
-    """The packed form of this machine, for traced code: a constant there (CYNOSURE_CPU_ISA is guarded with the settings)."""
+    """The packed form of this machine, for traced code: a constant (the settings guard CYNOSURE_CPU_ISA)."""
     return _detected_key(None)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cynosure import _core
 from cynosure._core import Backend
 from cynosure.backend import BackendArgument
-from cynosure.decision import Decision, Reason, decision_of
+from cynosure.decision import Decision, Reason, decision_of, make_decision
 from cynosure.device import Device
 from cynosure.problem import Problem
 from cynosure.settings import Settings, settings_of_word
@@ -314,11 +314,12 @@ def _parts(word: int) -> list[Override]:
 
 def _again(decision: Decision, word: int) -> Decision:
     """The decision about the same call and machine with other settings."""
-    if not symbolic(decision):
+    answers = decision._answers
+    if answers is None:
         return hypothetical(decision.problem, decision.device, settings_of_word(word))
-    key, device, answers = decision.problem.key, decision.device.key, decision._answers
-    native = _core.decide_again(key, decision.settings.word, device, answers, word)
-    return Decision(decision.problem, word, device, answers, native.chosen, native.eligible)
+    device = decision.device.key
+    native = _core.decide_again(decision.problem.key, decision.settings.word, device, answers, word)
+    return make_decision(decision.problem, word, device, answers, native.chosen, native.eligible)
 
 
 def overrides(decision: Decision) -> list[str]:

@@ -2,7 +2,7 @@
 """Known upstream faults: add rows at run time, without a release.
 
     cynosure.faults.add(id="mine", backends=["cudnn"], library="cudnn", since="9.18.0", until="9.19.0",
-                        when={"training": True, "seqlen_k": {"not_multiple_of": 128}}, effect="NaN in the gradient of k")
+                        when={"training": True, "seqlen_k": {"not_multiple_of": 128}}, effect="NaN in dk")
 
 or a TOML file named by CYNOSURE_FAULTS, with one [[faults]] table a row. The rows in force are part of the settings
 word through a digest of their content.
@@ -16,19 +16,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from cynosure import _core, settings
+from cynosure import _core, _tracing
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 _added: list[dict[str, Any]] = []
 
 
 def add(
     *,
-    id: str,
+    id: str,  # noqa: A002
     backends: list[str] | str,
     library: str,
     effect: str,
@@ -74,13 +74,13 @@ def add(
     rows = [*_added, row]
     digest = _core.register_rule_set(json.dumps({"faults": rows}))
     _added[:] = rows
-    settings.added_faults = str(digest)
+    _tracing.added_faults = str(digest)
 
 
 def clear() -> None:
     """Forgets the rows that were added. The built-in ones and those of CYNOSURE_FAULTS stay."""
     _added.clear()
-    settings.added_faults = "0"
+    _tracing.added_faults = "0"
 
 
 def added() -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ _handler: logging.Handler | None = None
 
 
 def level() -> str | None:
-    """ "decisions", "reasons" or None. NVTE_DEBUG * NVTE_DEBUG_LEVEL is 1 for decisions, more for reasons."""
+    """What is asked for: "decisions" (NVTE_DEBUG * NVTE_DEBUG_LEVEL is 1), "reasons" (more), or None."""
     asked = {part.strip() for part in os.environ.get("CYNOSURE_LOG", "").split(",")}
     if "reasons" in asked:
         return "reasons"

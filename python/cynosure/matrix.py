@@ -287,7 +287,7 @@ def html(matrix: Matrix) -> str:
             f".b-{name} {{ background: {back}; color: {front}; }}" for name, (_, back, front) in LOOKS.items()
         ),
         "TABLES": "\n".join(_page_table(matrix, phase) for phase in PHASES),
-        "VERSION": _html.escape(_core.__version__),
+        "VERSION": _html.escape(_core.VERSION),
         "DATA": data,
     }
     for name, text in fills.items():

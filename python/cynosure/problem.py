@@ -17,7 +17,7 @@ _BIAS_DIMENSIONS = ("b", "h", "s", "s")
 
 
 def _bias_shape(shape: Any) -> str:
-    """ "1hss" for (1, H, Sq, Skv): every dimension is 1 or full."""
+    """The word for a shape, "1hss" for (1, H, Sq, Skv): every dimension is 1 or full."""
     if isinstance(shape, str):
         return shape
     dimensions = tuple(shape)
@@ -184,7 +184,7 @@ class Problem:
         attn_mask: str | None = None,
         alibi_slopes: Any = None,
         sinks: Any = None,
-        page_size: int = 256,
+        page_size: int = 0,
         num_splits: int = 1,
         cp_size: int = 1,
         **features: Any,
@@ -401,7 +401,7 @@ class Problem:
 def _gradients_wanted(tensors: tuple[Any, ...]) -> bool:
     """Grad mode is on and one of these wants a gradient."""
     torch = sys.modules["torch"]
-    return torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors])
+    return torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors])  # noqa: C419  # traced
 
 
 # Order of the dimensions of q, k and v in the layouts that `attention` takes.

@@ -8,18 +8,17 @@ import os
 import sys
 from typing import Any
 
-from cynosure import _core, log
+from cynosure import _core, _tracing, log
 from cynosure._constant import constant
-from cynosure._tracing import compiling, in_this_trace, keep_for_this_trace
+from cynosure._tracing import (
+    ENVIRONMENT,
+    compiling,
+    in_traces,
+    keep_for_this_trace,
+    kept_in_this_trace,
+    traced_word,
+)
 from cynosure.backend import BackendArgument, Contract, contract_of
-
-# The dict behind os.environ. Dynamo guards look-ups in it, of absent keys too; those in os.environ itself it does not.
-_ENVIRONMENT: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
-
-# Digest of the rule set that faults.py holds besides the file of CYNOSURE_FAULTS. Text, because traced code guards on it
-# and torch would make a number that changes symbolic.
-added_faults = "0"
-
 
 _flags: tuple[Any, Any] | None = None  # torch's functions, once it is imported
 
@@ -27,7 +26,7 @@ _flags: tuple[Any, Any] | None = None  # torch's functions, once it is imported
 def _torch_state() -> tuple[bool, int]:
     """(deterministic, matmul precision), without importing torch.
 
-    The precision is 0 for "highest" and 1 below it: torch's tracer guards no finer, and the two lower ones allow us the same.
+    The precision is 0 for "highest" and 1 below it: torch's tracer guards no finer, and both lower ones allow the same.
     """
     global _flags
     flags = _flags
@@ -50,15 +49,15 @@ def _word_of(values: tuple[bytes | None, ...], deterministic: bool, precision: i
     return int(_core.settings_from_environment(values, deterministic, precision, digest))
 
 
-@constant
-def _known_word(added: str) -> int | None:
+@in_traces
+def known_word(added: str) -> int | None:
     """The word where an earlier call in this trace has left all guards; None: read the environment."""
-    word: int | None = in_this_trace((added, _torch_state()))
+    word: int | None = kept_in_this_trace((added, _torch_state()))
     return word
 
 
-@constant
-def _traced_word_of(added: str, *values: bytes | None) -> tuple[int, str | None]:
+@in_traces
+def word_of_values(added: str, *values: bytes | None) -> tuple[int, str | None]:
     """The word for these values of `_core.ENVIRONMENT`, or an error as text."""
     state = _torch_state()
     try:
@@ -69,53 +68,19 @@ def _traced_word_of(added: str, *values: bytes | None) -> tuple[int, str | None]
     return word, None
 
 
-def traced_word() -> int:
-    """The word of the current environment, torch's deterministic flag and its matmul precision.
-
-    In traced code each variable leaves one guard, absent or not, and nothing else does: the keys are literal for that
-    reason. tests/python/test_settings.py holds them to `_core.ENVIRONMENT`.
-    """
-    added = added_faults
-    known = _known_word(added)
-    if known is not None:
-        return known
-    get = _ENVIRONMENT.get
-    word, error = _traced_word_of(
-        added,
-        get(b"NVTE_FLASH_ATTN"),
-        get(b"NVTE_FLASH_ATTN_V2"),
-        get(b"NVTE_FLASH_ATTN_V3"),
-        get(b"NVTE_FLASH_ATTN_V4"),
-        get(b"NVTE_FUSED_ATTN"),
-        get(b"NVTE_UNFUSED_ATTN"),
-        get(b"NVTE_UnfusedDPA_Emulate_FP8"),
-        get(b"NVTE_ALLOW_NONDETERMINISTIC_ALGO"),
-        get(b"NVTE_DEBUG"),
-        get(b"NVTE_DEBUG_LEVEL"),
-        get(b"CYNOSURE_POLICY"),
-        get(b"CYNOSURE_BACKEND"),
-        get(b"CYNOSURE_LOG"),
-        get(b"CYNOSURE_CPU_ISA"),
-        get(b"CYNOSURE_CHECK"),
-        get(b"CYNOSURE_FAULTS"),
-    )
-    if error is not None:
-        raise ValueError(error)
-    return word
-
-
 _KEYS = tuple(os.fsencode(name) for name in _core.ENVIRONMENT)
 
 
 def eager_now() -> tuple[int, bool]:
-    """(the same word, whether decisions are logged), remembered until a variable or a flag changes. Not for traced code."""
+    """(the word of now, whether decisions are logged), remembered until something changes. Not for traced code."""
     deterministic, precision = _torch_state()
-    now: tuple[int, bool] | None = _core.recall(_ENVIRONMENT, deterministic, precision, added_faults)
+    added = _tracing.added_faults
+    now: Any = _core.recall(ENVIRONMENT, deterministic, precision, added)
     if now is None:
-        added, values = added_faults, tuple([_ENVIRONMENT.get(key) for key in _KEYS])
+        values = tuple([ENVIRONMENT.get(key) for key in _KEYS])
         now = (_word_of(values, deterministic, precision, added), log.wanted())
         _core.remember(values, deterministic, precision, added, now)
-    return now
+    return now  # type: ignore[no-any-return]
 
 
 def current_word() -> int:
@@ -145,7 +110,7 @@ class Settings:
         switched_off: str | tuple[str, ...] | list[str] = (),
     ) -> None:
         kind, names = (backend.kind, backend.names) if isinstance(backend, Contract) else (None, backend)
-        digest = _digest(added_faults)
+        digest = _digest(_tracing.added_faults)
         self.word = _checked(*_word_with(_DEFAULT, kind, names, policy, deterministic, switched_off, digest))
 
     @classmethod

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 from cynosure import _core, log
 from cynosure._constant import constant
-from cynosure._tracing import compiling, decide
+from cynosure._tracing import compiling, decide, traced_word
 from cynosure.backend import FusedAttnBackend
 from cynosure.device import Device, this_key, this_key_constant
 from cynosure.problem import LARGEST_SIZE, check_integer
-from cynosure.settings import eager_now, traced_word
+from cynosure.settings import eager_now
 from cynosure.version import Version, version_of_parts
 
 
 class AttentionParams(NamedTuple):
-    """TransformerEngine's record: its field names and defaults (all 35), immutable. Its own record object is taken too."""
+    """TransformerEngine's record: its field names and defaults (all 35), immutable. Its own record is taken too."""
 
     qkv_type: Any = "tensor"
     qkv_dtype: Any = "bf16"
@@ -115,8 +115,9 @@ def _kind_name(kind: Any) -> Any:
 
 @constant
 def _pack(
-    kind: Any, dtype: Any, layout: Any, mask: Any, window: Any, diagonal: Any, slopes: int | None, dropout: bool, fp8: Any,
-    recipe: tuple[str, bool, bool] | None, cache: tuple[bool, int] | None, word: int, deterministic: bool, *rest: Any,
+    kind: Any, dtype: Any, layout: Any, mask: Any, window: Any, diagonal: Any, slopes: int | None, dropout: bool,
+    fp8: Any, recipe: tuple[str, bool, bool] | None, cache: tuple[bool, int] | None, word: int,
+    deterministic: bool, *rest: Any,
 ) -> tuple[bytes, int, str | None]:  # fmt: skip
     """(the features of a record, the settings word for it, None), or an error as text in the last."""
     values: dict[str, Any] = {
@@ -144,7 +145,7 @@ def _pack(
 
 @constant
 def _answer(chosen: int, eligible: int, device: bytes) -> tuple[Any, ...]:
-    """TransformerEngine's six values and the three inside the last; a version as its parts, a sub-backend as an index."""
+    """TransformerEngine's six values, the last one flat; a version as its parts, a sub-backend as an index."""
     flash, version, fused, sub, unfused, available = _core.te_answer(chosen, eligible, device)
     return flash, None if version is None else _core.version_parts(version), fused, sub or 0, unfused, *available
 
@@ -280,7 +281,7 @@ def get_attention_backend(attention_params: Any, device: Device | None = None) -
         version and the sub-backend stay filled when another backend wins. All False where nothing may run.
 
     Raises:
-        ValueError, TypeError: a record TransformerEngine would raise on too, or a value no field takes; names the field.
+        ValueError, TypeError: a record TransformerEngine raises on too, or a value no field takes; names the field.
     """
     p = attention_params
     if not compiling():
@@ -300,7 +301,7 @@ _fields_of = attrgetter(*_FIELDS)
 
 
 def _eager(p: Any, word: int, logged: bool, machine: bytes) -> TeAnswer:
-    """Remembers answers by the values of the fields, so that a hit costs one look-up. FP8 records are always worked out."""
+    """Remembers answers by the values of the fields: a hit costs one look-up. FP8 records are always worked out."""
     if p.fp8:
         _fp8_variables()
         return _work_out(p, word, machine)

@@ -13,8 +13,7 @@ _FINAL = 8  # the core's rank of a release among dev, alpha, beta, candidate, fi
 
 @constant
 def _parse(text: str) -> tuple[int, int, int, int, int, str] | None:
-    parts: tuple[int, int, int, int, int, str] | None = _core.version_parts(text)
-    return parts
+    return _core.version_parts(text)  # type: ignore[return-value]
 
 
 @constant
@@ -27,7 +26,7 @@ def _key(other: Any) -> tuple[int, ...] | None:
     if isinstance(other, Version):
         return other.key
     if isinstance(other, tuple):
-        return (*other, 0, 0, 0)[:3] + (_FINAL, 0)
+        return (*(*other, 0, 0, 0)[:3], _FINAL, 0)
     if not isinstance(other, str):
         if not hasattr(other, "micro"):
             return None

@@ -6,7 +6,7 @@
 
 NB_MODULE(_core, m) {
   m.doc() = "The native core of Cynosure. Use the package cynosure; names here may change between releases.";
-  m.attr("__version__") = CYNOSURE_VERSION;
+  m.attr("VERSION") = CYNOSURE_VERSION;
   cynosure::python::bind_values(m);
   cynosure::python::bind_select(m);
   cynosure::python::bind_records(m);

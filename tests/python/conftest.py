@@ -57,5 +57,5 @@ def many_graphs() -> Iterator[None]:
     """Room for more graphs of one function than torch's limit of 8: for tests that walk through settings."""
     import torch._dynamo.config as config
 
-    with config.patch(recompile_limit=256, accumulated_recompile_limit=512):  # type: ignore[attr-defined]
+    with config.patch(recompile_limit=256, accumulated_recompile_limit=512):
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins for TransformerEngine's objects: its record with its field names, tensor classes, recipes, cache parameters.
+"""Stand-ins for TransformerEngine's objects: its record with its field names, tensors, recipes, cache parameters.
 
 Only names and attributes matter: Cynosure imports nothing of TransformerEngine.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from cynosure import Device
 
@@ -42,7 +42,7 @@ class Recipes:
     NVFP4BlockScaling = type("NVFP4BlockScaling", (Recipe,), {})
     Unheard = type("Unheard", (Recipe,), {})
 
-    BY_KIND = {
+    BY_KIND: ClassVar[dict[str, Any]] = {
         "delayed": DelayedScaling,
         "current": Float8CurrentScaling,
         "mxfp8": MXFP8BlockScaling,

@@ -234,7 +234,8 @@ def test_a_process_without_the_rows_says_so() -> None:
     """A word, or a decision, made with rows that this process lacks is refused, naming where rows come from."""
     faults.add(**ROW)
     word = Settings.current().word
-    code = f"import cynosure as c; c.select(c.Problem(heads=8, seqlen_q=8, head_dim=64), c.Device.named('h200'), c.Settings.from_word({word}))"
+    ask = f"c.select(c.Problem(heads=8, seqlen_q=8, head_dim=64), c.Device.named('h200'), c.Settings.from_word({word}))"
+    code = f"import cynosure as c; {ask}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     assert result.returncode != 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import re
 from typing import Any
 
@@ -18,10 +19,10 @@ from cynosure import (
     Problem,
     Settings,
     _core,
+    _tracing,
     prefer,
     require,
     select,
-    settings,
 )
 from cynosure.errors import no_backend
 
@@ -36,9 +37,9 @@ def _clean(clean_environment: pytest.MonkeyPatch) -> None:
 
 def test_traced_keys_are_those_of_the_core() -> None:
     """traced_word spells every key out, because torch guards literal keys one by one."""
-    spelt = re.findall(r'get\(b"(\w+)"\)', inspect.getsource(settings.traced_word))
+    spelt = re.findall(r'get\(b"(\w+)"\)', inspect.getsource(_tracing.traced_word))
     assert tuple(spelt) == tuple(_core.ENVIRONMENT)
-    assert settings._ENVIRONMENT is settings.os.environ._data
+    assert _tracing.ENVIRONMENT is os.environ._data  # type: ignore[attr-defined]
 
 
 # --- the constructor

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from te_records import Recipes, TeAttentionParams, TeInferenceParams, TeTensors, answer_of, device_of, record_of
+from te_records import (  # type: ignore[import-not-found]
+    Recipes,
+    TeAttentionParams,
+    TeInferenceParams,
+    TeTensors,
+    answer_of,
+    device_of,
+    record_of,
+)
 
 import cynosure
 from cynosure import AttentionParams, Device, FusedAttnBackend, Version, _core, get_attention_backend, te
@@ -33,9 +41,8 @@ def _clean(clean_environment: pytest.MonkeyPatch) -> None:
 
 
 def golden(count: int, errors: bool) -> Iterator[Any]:
-    records = [
-        record for line in gzip.open(GOLDEN, "rt") if ("error" in (record := json.loads(line))["expect"]) is errors
-    ]
+    with gzip.open(GOLDEN, "rt") as lines:
+        records = [record for line in lines if ("error" in (record := json.loads(line))["expect"]) is errors]
     yield from random.Random(3).sample(records, count)
 
 
@@ -254,7 +261,7 @@ def test_fused_cast(member: FusedAttnBackend) -> None:
     for value in (member, member.value, member.name, foreign):
         assert FusedAttnBackend.cast(value) is member
     assert member == foreign
-    assert not member != foreign
+    assert not member != foreign  # noqa: SIM202
     assert foreign.value == member
     assert member == member.value
     assert member.value == member
@@ -269,7 +276,7 @@ def test_fused_cast(member: FusedAttnBackend) -> None:
 
 @pytest.mark.parametrize("value", [0, 3, "fp8", True, None, 1.0, Foreign, object()])
 def test_fused_cast_refuses(value: Any) -> None:
-    with pytest.raises(ValueError, match="FusedAttnBackend: got .*, expected one of No_Backend"):
+    with pytest.raises(ValueError, match=r"FusedAttnBackend: got .*, expected one of No_Backend"):
         FusedAttnBackend.cast(value)
 
 
@@ -297,9 +304,8 @@ def test_versions_compare_as_pep_440_has_it() -> None:
     assert sorted(versions, key=lambda version: version.key) == versions
     for i, version in enumerate(versions):
         for j, other in enumerate(versions):
-            assert (version < other, version <= other, version > other, version >= other, version == other, version != other) == (
-                i < j, i <= j, i > j, i >= j, i == j, i != j
-            )  # fmt: skip
+            assert (version < other, version <= other, version == other) == (i < j, i <= j, i == j)
+            assert (version > other, version >= other, version != other) == (i > j, i >= j, i != j)
             assert (version < ordered[j], version == ordered[j]) == (i < j, i == j)
     assert Version("2.8.3+cu12") == Version("2.8.3") == (2, 8, 3)
     assert Version("2.8") == "2.8.0" == Version("2.8")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from te_records import (
+from te_records import (  # type: ignore[import-not-found]
     Recipes,
     TeAttentionParams,
     TeInferenceParams,
@@ -21,8 +21,7 @@ from te_records import (
 )
 
 torch = pytest.importorskip("torch")
-
-import torch._dynamo  # noqa: E402
+dynamo = pytest.importorskip("torch._dynamo")
 
 from cynosure import AttentionParams, Device, FusedAttnBackend, Version, get_attention_backend  # noqa: E402
 
@@ -163,7 +162,8 @@ def test_a_record_that_is_changed_in_place(compiled: Any) -> None:
 
 def test_the_answer_in_traced_code(compiled: Any) -> None:
     def call(x: Any, record: Any) -> Any:
-        flash, version, fused, sub, unfused, available = get_attention_backend(record, H200)
+        answer: Any = get_attention_backend(record, H200)
+        flash, version, fused, sub, unfused, available = answer
         facts = (
             version >= Version("2.1"),
             version > "2.7",
@@ -196,7 +196,7 @@ def test_the_answer_survives_a_graph_break(compiled: Any) -> None:
 
     def call(x: Any, record: Any) -> Any:
         answer = get_attention_backend(record, H200)
-        torch._dynamo.graph_break()
+        dynamo.graph_break()
         if answer[3] == FusedAttnBackend.F16_arbitrary_seqlen and answer[1] >= Version("2.8") and answer[5][2]:
             x = x + 1
         return x, answer
@@ -218,7 +218,7 @@ def test_the_list_is_the_callers(compiled: Any) -> None:
 
 def lengths(count: int) -> list[int]:
     rng = random.Random(count)
-    return rng.sample(range(2, 8193), count - 4) + [2, 128, 1024, 8192]
+    return [*rng.sample(range(2, 8193), count - 4), 2, 128, 1024, 8192]
 
 
 @pytest.mark.parametrize("device", ["h200", "b200", "a100"])
@@ -322,7 +322,8 @@ def test_records_that_are_refused(compiled: Any, fields: dict[str, Any], message
 
 
 def golden(count: int, errors: int) -> list[Any]:
-    records = [json.loads(line) for line in gzip.open(GOLDEN, "rt")]
+    with gzip.open(GOLDEN, "rt") as lines:
+        records = [json.loads(line) for line in lines]
     rng = random.Random(11)
     return rng.sample([r for r in records if "error" not in r["expect"]], count) + rng.sample(
         [r for r in records if "error" in r["expect"]], errors
@@ -333,7 +334,7 @@ def golden(count: int, errors: int) -> list[Any]:
 def test_golden_records_traced(compiled: Any, clean_environment: pytest.MonkeyPatch, dynamic: bool | None) -> None:
     """60 of TransformerEngine's own answers, in compiled code. The eager ones are in test_te.py."""
     for record in golden(57, 3)[dynamic is None :: 2]:
-        torch._dynamo.reset()
+        dynamo.reset()
         for name, value in record["env"].items():
             clean_environment.setenv(name, value)
         run, params, device = compiled(given, dynamic=dynamic), record_of(record["params"]), device_of(record["device"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Problem, Device, Settings, Decision and Reason as values, bad input, and a package that needs neither torch nor a lock."""
+"""Problem, Device, Settings, Decision and Reason as values, bad input, processes and threads, a world without torch."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_values_print_compare_hash_and_travel(values: list[Any]) -> None:
         ]
         for other in again:
             assert other == value
-            assert not other != value
+            assert not other != value  # noqa: SIM202
             assert hash(other) == hash(value)
             assert repr(other) == repr(value)
             assert other.to_json() == value.to_json()
@@ -239,7 +239,7 @@ def test_impossible_devices(fields: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("name", ["h900", "", 3, None])
 def test_unknown_machines(name: Any) -> None:
-    with pytest.raises((ValueError, TypeError), match="device: got .*a100"):
+    with pytest.raises((ValueError, TypeError), match=r"device: got .*a100"):
         Device.named(name)
 
 
@@ -255,7 +255,7 @@ def test_json_that_is_none_of_ours(value: Any, text: str) -> None:
 def test_a_decision_of_another_release_is_noticed() -> None:
     text = DECISIONS[1].to_dict()
     assert DECISIONS[1].backend is not Backend.unfused
-    with pytest.raises(ValueError, match="this release chooses .*, the text says unfused"):
+    with pytest.raises(ValueError, match=r"this release chooses .*, the text says unfused"):
         Decision.from_json(json.dumps({**text, "backend": "unfused"}))
 
 
@@ -388,7 +388,10 @@ def run(code: str, **variables: str) -> str:
     return result.stdout
 
 
-WORD = "import cynosure; print(cynosure.Settings.current().word, cynosure.Problem(heads=8, seqlen_q=128, head_dim=64).key.hex())"
+WORD = """
+import cynosure
+print(cynosure.Settings.current().word, cynosure.Problem(heads=8, seqlen_q=128, head_dim=64).key.hex())
+"""
 
 
 def test_equal_words_in_two_processes() -> None:
@@ -427,7 +430,8 @@ def test_nothing_heavy_is_imported() -> None:
         "p = cynosure.Problem(heads=8, seqlen_q=128, head_dim=64)\n"
         "cynosure.select(p); cynosure.select(p, cynosure.Device.named('h200')).explain()\n"
         "cynosure.get_attention_backend(cynosure.AttentionParams())\n"
-        "print([m for m in ('torch', 'numpy', 'flash_attn', 'flash_attn_interface', 'transformer_engine', 'triton') if m in sys.modules])"
+        "heavy = ('torch', 'numpy', 'flash_attn', 'flash_attn_interface', 'transformer_engine', 'triton')\n"
+        "print([name for name in heavy if name in sys.modules])"
     )
     assert run(code) == "[]\n"
 
