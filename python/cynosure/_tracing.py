@@ -161,8 +161,10 @@ def step(features: bytes, word: int, device: bytes, answers: tuple[bool | None, 
 @in_traces
 def outcome(features: bytes, batch: int, seqlen_q: int, seqlen_k: int, word: int, device: bytes) -> tuple[int, Any]:
     """(chosen, eligible) for lengths that are known, or (-2, error text)."""
+    for name, length in (("batch", batch), ("seqlen_q", seqlen_q), ("seqlen_k", seqlen_k)):
+        if length < 0:
+            return -2, f"{name}: got {length}, expected 0 or more"
     try:
-        _core.validate(features, batch, seqlen_q, seqlen_k)
         result: tuple[int, int] = _core.outcome(features, batch, seqlen_q, seqlen_k, word, device)
     except ValueError as error:
         return -2, str(error)

@@ -26,14 +26,19 @@ def select(problem: Problem, device: Device | None = None, settings: Settings | 
     Returns:
         The decision; its `backend` is None where nothing may run.
     """
-    value = problem._value
     if compiling():
+        value = problem._value
         word = traced_word() if settings is None else index(settings.word)
         machine = this_key_constant() if device is None else device.key
         answers, chosen, eligible = decide(value, word, machine)
     else:
-        word, logged = eager_now() if settings is None else (settings.word, log.wanted())
-        machine = this_key() if device is None else device.key
+        try:
+            value = problem._value
+            word, logged = eager_now() if settings is None else (settings.word, log.wanted())
+            machine = this_key() if device is None else device.key
+        except AttributeError:
+            _check_types(problem, device, settings)
+            raise
         answers = None
         chosen, eligible = _core.outcome(*value, word, machine)
         if logged:
@@ -42,3 +47,15 @@ def select(problem: Problem, device: Device | None = None, settings: Settings | 
     decision.backend = BACKENDS[chosen]
     decision._made = (problem, word, machine, answers, eligible)
     return decision
+
+
+def _check_types(problem: object, device: object, settings: object) -> None:
+    """The error for an argument of another type, named; checked only once something has failed."""
+    for name, value, kind, optional in (
+        ("problem", problem, Problem, False),
+        ("device", device, Device, True),
+        ("settings", settings, Settings, True),
+    ):
+        if not isinstance(value, kind) and not (optional and value is None):
+            hint = f", for example Device.named({value!r})" if name == "device" and isinstance(value, str) else ""
+            raise TypeError(f"{name}: got {value!r}, expected a cynosure.{kind.__name__}{hint}")

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
+    if sys.stdout is None or sys.stderr is None:  # closed by the caller: nobody would read the answer
+        return 2
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -196,6 +198,8 @@ def _run_select(args: argparse.Namespace) -> int:
 
 def _lines() -> Iterator[str]:
     """Lines of stdin as they come; bytes that are no UTF-8 become a record that is refused."""
+    if sys.stdin is None:
+        raise UsageError("standard input is closed; records come from there")
     stream = getattr(sys.stdin, "buffer", None)
     for line in stream if stream is not None else (text.encode() for text in sys.stdin):
         yield line.decode("utf-8", "replace").rstrip("\r\n")
@@ -264,8 +268,9 @@ def _add_matrix(commands: Any) -> None:
     command = _command(
         commands, "matrix", "the choice for every head dim and length, on screen or as a page", _run_matrix
     )
-    command.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page instead")
-    command.add_argument("--json", action="store_true", help="as JSON")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page instead")
+    form.add_argument("--json", action="store_true", help="as JSON")
     add_problem_options(command, sizes=False)
     add_settings_options(command)
     add_device_options(command)

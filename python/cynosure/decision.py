@@ -10,6 +10,7 @@ from typing import Any
 from cynosure import _core
 from cynosure._constant import constant
 from cynosure._core import Backend
+from cynosure._json import read_object
 from cynosure.backend import BACKENDS
 from cynosure.device import Device, device_of_key
 from cynosure.problem import Problem, problem_of_key
@@ -57,7 +58,7 @@ class Reason:
     def from_json(cls, text: str) -> Reason:
         """From `to_json`'s text."""
         try:
-            values = json.loads(text)
+            values = read_object(text, "reason")
             values["backend"] = Backend[values["backend"]]
             values["actual"] = tuple(values["actual"].items())
             values["fix"] = None if values["fix"] is None else Fix(**values["fix"])
@@ -239,7 +240,7 @@ class Decision:
         from cynosure.api import select
 
         try:
-            value = json.loads(text)
+            value = read_object(text, "decision")
             stated = value["backend"]
             parts = value["problem"], value["device"], int(value["settings"]["word"], 0)
         except (TypeError, KeyError, ValueError) as error:

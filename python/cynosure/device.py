@@ -10,6 +10,7 @@ from typing import Any
 
 from cynosure import _core
 from cynosure._constant import constant
+from cynosure._json import read_object
 
 _FIELDS = frozenset(_core.device_dict(_core.default_device()))
 # What can run from this build. Kernels come with the operators; a build of core and command line alone has none.
@@ -71,13 +72,7 @@ class Device:
     @classmethod
     def from_json(cls, text: str) -> Device:
         """From `to_json`'s text."""
-        try:
-            fields = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"device: not JSON: {error}") from None
-        if not isinstance(fields, dict):
-            raise ValueError(f"device: got {type(fields).__name__}, expected a JSON object")
-        return cls(**fields)
+        return cls(**read_object(text, "device"))
 
     def __getattr__(self, name: str) -> Any:
         if name in _FIELDS:

@@ -71,6 +71,10 @@ def add(
         "link": link or None,
     }
     row.update((name, value) for name, value in optional.items() if value is not None)
+    try:
+        row = json.loads(json.dumps(row, allow_nan=False))  # a copy: the caller may change its dicts
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"fault {id!r}: {error}; expected text, numbers, booleans and lists of them") from None
     rows = [*_added, row]
     digest = _core.register_rule_set(json.dumps({"faults": rows}))
     _added[:] = rows
@@ -98,7 +102,11 @@ def load(path: str | Path) -> list[dict[str, Any]]:
     try:
         content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         return json.loads(_core.read_rule_set(json.dumps(content)))["faults"]  # type: ignore[no-any-return]
-    except (ValueError, TypeError) as error:  # both parsers' errors are ValueErrors; TOML dates are no JSON
+    except (
+        ValueError,
+        TypeError,
+        RecursionError,
+    ) as error:  # TOML dates are no JSON
         raise ValueError(f"CYNOSURE_FAULTS: {str(path)!r}: {error}") from None
 
 

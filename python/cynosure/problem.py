@@ -10,6 +10,7 @@ from typing import Any
 
 from cynosure import _core
 from cynosure._constant import constant
+from cynosure._json import read_object
 from cynosure._tracing import compiling
 
 _DEFAULT = _core.pack_features({})
@@ -351,11 +352,27 @@ class Problem:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Problem:
-        """From `to_dict`'s fields, or some of them. Raises ValueError for an unknown field or a value not allowed."""
+        """From `to_dict`'s fields, or some of them, with the constructor's defaults.
+
+        Raises:
+            ValueError, TypeError: for a field that is missing or unknown, or a value not allowed.
+        """
         rest = dict(values)
-        lengths = {name: rest.pop(name, 1) for name in ("batch", "seqlen_q", "seqlen_k")}
+        if "head_dim" in rest:
+            rest.setdefault("head_dim_qk", rest.pop("head_dim"))
+        for name in ("heads", "seqlen_q", "head_dim_qk"):
+            if name not in rest:
+                raise ValueError(f"{name}: missing, expected an integer")
+        for name, default in (("batch", 1), ("seqlen_k", rest["seqlen_q"])):
+            rest.setdefault(name, default)
+        for name, same in (("kv_heads", "heads"), ("head_dim_v", "head_dim_qk")):
+            rest.setdefault(name, rest[same])
+        lengths = {name: rest.pop(name) for name in ("batch", "seqlen_q", "seqlen_k")}
         for name, length in lengths.items():
             check_integer(name, length)
+        for name in rest:
+            if not isinstance(name, str):
+                raise ValueError(f"problem: got the key {name!r}, expected the name of a field")
         problem = problem_of_key(_core.pack_features(rest), **lengths)
         _core.validate(problem.key, problem.batch, problem.seqlen_q, problem.seqlen_k)
         return problem
@@ -363,13 +380,7 @@ class Problem:
     @classmethod
     def from_json(cls, text: str) -> Problem:
         """From `to_json`'s text."""
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"problem: not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ValueError(f"problem: got {type(values).__name__}, expected a JSON object")
-        return cls.from_dict(values)
+        return cls.from_dict(read_object(text, "problem"))
 
     def _stated(self) -> dict[str, Any]:
         default = _core.features_dict(_DEFAULT)

@@ -10,6 +10,7 @@ from typing import Any
 
 from cynosure import _core, _tracing, log
 from cynosure._constant import constant
+from cynosure._json import read_object
 from cynosure._tracing import (
     ENVIRONMENT,
     compiling,
@@ -144,7 +145,7 @@ class Settings:
     def from_json(cls, text: str) -> Settings:
         """From `to_json`'s text; only the word counts."""
         try:
-            value = json.loads(text)
+            value = read_object(text, "settings")
             return cls.from_word(int(value["word"], 0))
         except (TypeError, KeyError, ValueError) as error:
             raise ValueError(

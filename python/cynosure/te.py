@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from operator import attrgetter, index
-from typing import Any, NamedTuple
+from typing import Any
 
 from cynosure import _core, log
 from cynosure._constant import constant
@@ -17,8 +18,9 @@ from cynosure.settings import eager_now
 from cynosure.version import Version, version_of_parts
 
 
-class AttentionParams(NamedTuple):
-    """TransformerEngine's record: its field names and defaults (all 35), immutable. Its own record is taken too."""
+@dataclass
+class AttentionParams:
+    """TransformerEngine's record: its field names and defaults (all 35). Its own record object is taken too."""
 
     qkv_type: Any = "tensor"
     qkv_dtype: Any = "bf16"
@@ -296,7 +298,9 @@ def get_attention_backend(attention_params: Any, device: Device | None = None) -
 
 _MOST_REMEMBERED = 1024
 _remembered: dict[Any, tuple[tuple[type, ...], TeAnswer]] = {}
-_FIELDS = tuple([name for name in AttentionParams._fields if name not in ("fp8", "fp8_meta", "inference_params")])
+_FIELDS = tuple(
+    [name for name in AttentionParams.__dataclass_fields__ if name not in ("fp8", "fp8_meta", "inference_params")]
+)
 _fields_of = attrgetter(*_FIELDS)
 
 

@@ -134,7 +134,7 @@ void problem_changes(const Facts& facts, Field field, std::vector<Change>& chang
   };
   switch (field) {
     case Field::align:
-      add("align=\"bottom_right\"", [](Features& g, Lengths&) {
+      add("align=\"bottom_right\" (another mask)", [](Features& g, Lengths&) {
         g.align = Align::bottom_right;
         g.bottom_right_diagonal = true;
       });
@@ -146,7 +146,7 @@ void problem_changes(const Facts& facts, Field field, std::vector<Change>& chang
       add("no gradients (torch.no_grad())", [](Features& g, Lengths&) { g.training = false; });
       break;
     case Field::dropout:
-      add("no dropout", [](Features& g, Lengths&) { g.dropout = false; });
+      add("no dropout (another result)", [](Features& g, Lengths&) { g.dropout = false; });
       break;
     case Field::num_splits:
       add("num_splits=1", [](Features& g, Lengths&) { g.num_splits = 1; });
@@ -204,8 +204,10 @@ void problem_changes(const Facts& facts, Field field, std::vector<Change>& chang
       break;
     case Field::seqlen_q:
     case Field::seqlen_k:
+      // Padding both lengths moves the diagonal of a mask that ends at the bottom right.
+      if (l.seqlen_q != l.seqlen_k && (f.causal || f.window_given) && f.align == Align::bottom_right) break;
       for (const std::int64_t multiple : {64, 128, 256})
-        add("lengths padded to " + std::to_string(round_up(l.seqlen_q, multiple)) + " and " +
+        add("lengths padded, and masked, to " + std::to_string(round_up(l.seqlen_q, multiple)) + " and " +
                 std::to_string(round_up(l.seqlen_k, multiple)),
             [multiple](Features&, Lengths& m) {
               m.seqlen_q = round_up(m.seqlen_q, multiple);

@@ -82,13 +82,18 @@ inline constexpr auto kFlash2Rows = std::tuple{
           return std::max(c.f.head_dim_qk, c.f.head_dim_v) > 192 && c.d.sm != 80 && c.d.sm != 90 && c.d.sm != 100 &&
                  c.d.sm != 120;
         }),
-    row({.id = "flash2.head_dim_arch",
-         .backends = kFlash2Kernels,
+    row({.id = "flash2.backward_head_dim_arch",
+         .backends = Backend::flash2,
          .policies = Policies::fastest,
-         .reads = {Field::head_dim_qk, Field::head_dim_v, Field::sm},
-         .required = "head dims at most 192 on compute capability 8.6 to 8.9",
-         .evidence = "TE spec 1.8 (ranges instead of its exact list: NVIDIA/TransformerEngine#3360)"},
-        [](const auto& c) { return std::max(c.f.head_dim_qk, c.f.head_dim_v) > 192 && c.d.sm > 80 && c.d.sm < 90; }),
+         .reads = {Field::head_dim_qk, Field::head_dim_v, Field::sm, Field::training, Field::flash2},
+         .required =
+             "for gradients with head dims above 192 on compute capability 8.6 to 8.9: flash-attn 2.5.5 or newer",
+         .evidence = "flash-attn's README: head dim 256 backward on consumer GPUs, without dropout, as of 2.5.5; the "
+                     "forward has no such limit (TE spec 1.8 has an exact list: NVIDIA/TransformerEngine#3360)"},
+        [](const auto& c) {
+          return std::max(c.f.head_dim_qk, c.f.head_dim_v) > 192 && c.d.sm > 80 && c.d.sm < 90 && c.f.training &&
+                 c.d.flash2.installed() && c.d.flash2 < v(2, 5, 5);
+        }),
     row({.id = "flash2.gaps",
          .backends = kFlash2Kernels,
          .reads = {Field::layout, Field::pad_between_seqs},
@@ -142,7 +147,7 @@ inline constexpr auto kFlash2Rows = std::tuple{
          .backends = kFlash2Kernels,
          .policies = Policies::fastest,
          .reads = {Field::dropout},
-         .required = "no dropout: it draws its own seed and takes none, so a run could not be replayed",
+         .required = "no dropout: it takes no seed tensor, by which a call with dropout is replayed",
          .evidence = "flash_attn::_flash_attn_forward and aten::_flash_attention_forward have no seed argument"},
         [](const auto& c) { return c.f.dropout; }),
     row({.id = "flash2.cp_all_gather_thd",
@@ -173,6 +178,16 @@ inline constexpr auto kFlash2Rows = std::tuple{
          .required = "equal head dims of q, k and v",
          .evidence = "torch's sdp_utils: check_head_dim_size_flash"},
         [](const auto& c) { return c.f.head_dim_qk != c.f.head_dim_v; }),
+    row({.id = "aten_flash.backward_head_dim_arch",
+         .backends = Backend::aten_flash,
+         .policies = Policies::fastest,
+         .reads = {Field::head_dim_qk, Field::sm, Field::training},
+         .required = "no gradients with head dims from 200 to 224 on compute capability 8.6 to 8.9 and 12.x",
+         .evidence = "torch's sdp_utils: check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120"},
+        [](const auto& c) {
+          return c.f.head_dim_qk > 192 && c.f.head_dim_qk <= 224 && c.f.training &&
+                 ((c.d.sm > 80 && c.d.sm < 90) || (c.d.sm >= 120 && c.d.sm < 130));
+        }),
     row({.id = "aten_flash.padding",
          .backends = Backend::aten_flash,
          .policies = Policies::fastest,

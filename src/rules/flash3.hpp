@@ -109,6 +109,13 @@ inline constexpr auto kFlash3Rows = std::tuple{
         }),
 
     // ours
+    row({.id = "flash3.fp8_backward",
+         .backends = Backend::flash3,
+         .policies = Policies::fastest,
+         .reads = {Field::dtype, Field::training},
+         .required = "FP8 data in inference only",
+         .evidence = "TE spec 1.8, stage 3, which looks at the recipe alone: its backward has no FP8"},
+        [](const auto& c) { return fp8(c.f.dtype) && c.f.training; }),
     row({.id = "flash3.head_dim_alignment",
          .backends = Backend::flash3,
          .policies = Policies::fastest,

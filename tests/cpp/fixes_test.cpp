@@ -42,7 +42,7 @@ std::optional<Call> applied(Call call, const std::string& text, Backend backend)
     BackendList named = s.named();
     if (!named.set().contains(backend)) named.push_back(backend);
     s = s.with_contract(s.contract() == Contract::automatic ? Contract::prefer : s.contract(), named);
-  } else if (starts("head dims padded to ") || starts("lengths padded to ")) {
+  } else if (starts("head dims padded to ") || starts("lengths padded, and masked, to ")) {
     long long first = 0;
     long long second = 0;
     const std::size_t number = text.find(" to ") + 4;
@@ -58,14 +58,14 @@ std::optional<Call> applied(Call call, const std::string& text, Backend backend)
     s = s.with_deterministic(false);
   } else if (text == "NVTE_UnfusedDPA_Emulate_FP8=1") {
     s = s.with_switch(Settings::emulate_fp8, true);
-  } else if (text == "align=\"bottom_right\"") {
+  } else if (text == "align=\"bottom_right\" (another mask)") {
     f.align = Align::bottom_right;
     f.bottom_right_diagonal = true;
   } else if (text == "bottom_right_diagonal=True") {
     f.bottom_right_diagonal = true;
   } else if (text == "no gradients (torch.no_grad())") {
     f.training = false;
-  } else if (text == "no dropout") {
+  } else if (text == "no dropout (another result)") {
     f.dropout = false;
   } else if (text == "num_splits=1") {
     f.num_splits = 1;
