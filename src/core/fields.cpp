@@ -353,15 +353,14 @@ void validate(const Problem& problem, bool strict) {
   if (f.causal && f.window_right > 0)
     throw InvalidField("window_size", "got a right side of " + std::to_string(f.window_right) +
                                           " with a causal mask, expected 0 or -1");
-  const auto refuse_pair = [](std::string_view field, std::string_view problem) { throw InvalidField(field, problem); };
   const bool tensor_bias = f.bias_type == BiasType::post_scale_bias || f.bias_type == BiasType::pre_scale_bias;
   if (tensor_bias != (f.bias_shape != BiasShape::none))
-    refuse_pair("bias_shape",
-                tensor_bias ? "got none with a bias, expected its shape" : "got a shape without a bias, expected none");
+    throw InvalidField("bias_shape", tensor_bias ? "got none with a bias, expected its shape"
+                                                 : "got a shape without a bias, expected none");
   if (f.kv_cache == KvCache::paged && f.page_size < 1)
-    refuse_pair("page_size", "got 0 with a paged KV cache, expected the tokens in a page");
+    throw InvalidField("page_size", "got 0 with a paged KV cache, expected the tokens in a page");
   if (f.cp_size > 1 && !f.context_parallel)
-    refuse_pair("cp_size", "got more than 1 without context_parallel, expected context_parallel too");
+    throw InvalidField("cp_size", "got more than 1 without context_parallel, expected context_parallel too");
   if (f.lse_grad && !f.return_lse)
     throw InvalidField("lse_grad", "got true without return_lse, expected return_lse too");
 }

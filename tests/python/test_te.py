@@ -75,9 +75,9 @@ def test_records_that_transformer_engine_raises_on(monkeypatch: pytest.MonkeyPat
 
 def test_fields_and_defaults() -> None:
     theirs = TeAttentionParams()
-    assert tuple(AttentionParams.__dataclass_fields__) == tuple(TeAttentionParams.__dataclass_fields__)
-    assert len(tuple(AttentionParams.__dataclass_fields__)) == 35
-    for name in tuple(AttentionParams.__dataclass_fields__):
+    assert list(AttentionParams.__dataclass_fields__) == list(TeAttentionParams.__dataclass_fields__)
+    assert len(AttentionParams.__dataclass_fields__) == 35
+    for name in AttentionParams.__dataclass_fields__:
         assert getattr(AttentionParams(), name) == getattr(theirs, name)
     assert get_attention_backend(AttentionParams(), H200) == get_attention_backend(theirs, H200)
 
@@ -85,7 +85,6 @@ def test_fields_and_defaults() -> None:
 def test_records_are_values() -> None:
     record = AttentionParams(num_heads=32, window_size=(64, 0))
     assert record == AttentionParams(num_heads=32, window_size=(64, 0)) != AttentionParams()
-    assert hash(record) == hash(AttentionParams(num_heads=32, window_size=(64, 0)))
     assert pickle.loads(pickle.dumps(record)) == copy.deepcopy(record) == record
     assert "num_heads=32" in repr(record)
     with pytest.raises(TypeError, match="num_head"):

@@ -95,8 +95,9 @@ WITH: dict[str, dict[str, Any]] = {
 
 
 def test_every_field_is_walked() -> None:
-    assert tuple(TWO_VALUES) == tuple(AttentionParams.__dataclass_fields__)
-    assert tuple(TeAttentionParams.__dataclass_fields__) == tuple(AttentionParams.__dataclass_fields__)
+    assert (
+        list(TWO_VALUES) == list(AttentionParams.__dataclass_fields__) == list(TeAttentionParams.__dataclass_fields__)
+    )
 
 
 def given(x: Any, record: Any, device: Any) -> Any:
