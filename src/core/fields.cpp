@@ -359,8 +359,6 @@ void validate(const Problem& problem, bool strict) {
                                                  : "got a shape without a bias, expected none");
   if (f.kv_cache == KvCache::paged && f.page_size < 1)
     throw InvalidField("page_size", "got 0 with a paged KV cache, expected the tokens in a page");
-  if (f.cp_size > 1 && !f.context_parallel)
-    throw InvalidField("cp_size", "got more than 1 without context_parallel, expected context_parallel too");
   if (f.lse_grad && !f.return_lse)
     throw InvalidField("lse_grad", "got true without return_lse, expected return_lse too");
 }
