@@ -128,7 +128,7 @@ const std::map<std::string_view, std::string_view> kTeRows{
     {"flash.te_top_left_window", "flash.top_left"},
     {"flash2.te_deterministic_version", "flash2.deterministic_version"},
     {"flash2.te_head_dim_arch", "flash2.backward_head_dim_arch"},  // Q7
-    {"flash4.te_flash3_first", ""},                       // Q3
+    {"flash4.te_flash3_first", ""},                                // Q3
     {"unfused.te_cpu_device", ""},
 };
 
