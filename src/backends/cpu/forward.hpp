@@ -116,7 +116,7 @@ struct OnlineSoftmax {
     const float largest = most_of(s, columns.begin, end, maximum);
     // Nothing but -inf so far: any finite reference will do, and every probability is 0.
     const float reference = largest == -kInfinity ? 0.0F : largest;
-    const float factor = Isa::sum(exp<Isa>(Isa::set(maximum - reference))) * (1.0F / lanes);
+    const float factor = largest == maximum ? 1.0F : Isa::sum(exp<Isa>(Isa::set(maximum - reference))) * (1.0F / lanes);
     const Float shift = Isa::set(reference);
     Float total = Isa::zero();
     for (Index x = columns.begin; x < end; x += lanes) {

@@ -103,6 +103,6 @@ struct Avx2 {
 
 }  // namespace
 
-const Kernels kAvx2Kernels = kernel_table<Avx2>();
+constinit const Kernels kAvx2Kernels = kernel_table<Avx2>();
 
 }  // namespace cynosure::cpu

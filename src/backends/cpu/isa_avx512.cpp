@@ -99,6 +99,6 @@ struct Avx512 {
 
 }  // namespace
 
-const Kernels kAvx512Kernels = kernel_table<Avx512>();
+constinit const Kernels kAvx512Kernels = kernel_table<Avx512>();
 
 }  // namespace cynosure::cpu

@@ -104,6 +104,6 @@ struct Portable {
 
 }  // namespace
 
-const Kernels kPortableKernels = kernel_table<Portable>();
+constinit const Kernels kPortableKernels = kernel_table<Portable>();
 
 }  // namespace cynosure::cpu
