@@ -13,8 +13,12 @@ Rules, each learnt by trying on torch 2.11 and 2.15 (tests/python/test_trace*.py
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+# The dict behind os.environ. Dynamo guards look-ups in it, of absent keys too; those in os.environ itself it does not.
+ENVIRONMENT: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

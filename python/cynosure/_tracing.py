@@ -7,7 +7,6 @@ flat loop. Importing this module does not import torch.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from operator import index
@@ -15,10 +14,7 @@ from typing import Any, TypeVar
 from weakref import ref
 
 from cynosure import _core, log
-from cynosure._constant import constant
-
-# The dict behind os.environ. Dynamo guards look-ups in it, of absent keys too; those in os.environ itself it does not.
-ENVIRONMENT: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+from cynosure._constant import ENVIRONMENT, constant
 
 # Digest of the rule set that faults.py holds besides the file of CYNOSURE_FAULTS. Text, because traced code guards on
 # it and torch would make a number that changes symbolic.

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from cynosure import _core
-from cynosure._constant import constant
+from cynosure._constant import ENVIRONMENT, constant
 from cynosure._json import read_object
 
 _FIELDS = frozenset(_core.device_dict(_core.default_device()))
@@ -150,13 +150,12 @@ def this_key_constant() -> bytes:
 
 # (CYNOSURE_CPU_ISA, whether torch is imported, the current device where there are any, the key)
 _last: tuple[bytes | None, bool, int | None, bytes] | None = None
-_ENVIRONMENT: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
 
 
 def this_key() -> bytes:
     """The packed form of this machine, remembered while nothing it depends on changed."""
     global _last
-    isa, torch, last = _ENVIRONMENT.get(b"CYNOSURE_CPU_ISA"), "torch" in sys.modules, _last
+    isa, torch, last = ENVIRONMENT.get(b"CYNOSURE_CPU_ISA"), "torch" in sys.modules, _last
     if last is not None and last[0] == isa and last[1] == torch and (last[2] is None or last[2] == _current_device()):
         return last[3]
     key = _detected_key(None)

@@ -10,6 +10,8 @@ import logging
 import os
 from typing import Any
 
+from cynosure._constant import ENVIRONMENT
+
 logger = logging.getLogger("cynosure")
 
 _MOST_REMEMBERED = 4096  # distinct decisions; forgotten when full, so that memory stays bounded
@@ -68,7 +70,7 @@ def _install_handler() -> None:
 
 
 _last: tuple[tuple[Any, ...], bool] | None = None
-_get = os.environ._data.get  # type: ignore[attr-defined]
+_get = ENVIRONMENT.get
 
 
 def wanted() -> bool:

@@ -294,21 +294,21 @@ class Problem:
         Only shapes, dtypes and requires_grad are read, never data. A ragged batch (thd) without max_seqlen_* is bounded
         by its tokens. `scale` and `dropout_seed` decide nothing.
         """
-        if layout not in _AXES:
-            raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(_AXES)}")
-        rank = len(_AXES[layout])
+        if layout not in _LAYOUTS:
+            raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(_LAYOUTS)}")
+        rank = len(layout)
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if len(tensor.shape) != rank:
                 raise ValueError(f"{name}: rank {len(tensor.shape)}, need {rank} for layout {layout!r}")
         ragged = layout == "thd"
         if ragged and (cu_seqlens_q is None or cu_seqlens_k is None):
             raise ValueError("cu_seqlens_q and cu_seqlens_k: missing, expected int32 [batch + 1] each for layout 'thd'")
-        heads_axis = _AXES[layout].index("h")
-        sequence_axis = 0 if ragged else _AXES[layout].index("s")
+        heads_axis = layout.index("h")
+        sequence_axis = layout.index("t" if ragged else "s")
         lengths_q, lengths_k = (cu_seqlens_q, cu_seqlens_k) if ragged else (seqlens_q, seqlens_k)
         tensors = (q, k, v, attn_bias, sinks)
         return cls(
-            batch=cu_seqlens_q.shape[0] - 1 if ragged else q.shape[_AXES[layout].index("b")],
+            batch=cu_seqlens_q.shape[0] - 1 if ragged else q.shape[layout.index("b")],
             heads=q.shape[heads_axis],
             kv_heads=k.shape[heads_axis],
             seqlen_q=q.shape[sequence_axis] if max_seqlen_q is None else max_seqlen_q,
@@ -415,8 +415,8 @@ def _gradients_wanted(tensors: tuple[Any, ...]) -> bool:
     return torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors])  # noqa: C419  # traced
 
 
-# Order of the dimensions of q, k and v in the layouts that `attention` takes.
-_AXES = {"bshd": "bshd", "sbhd": "sbhd", "bhsd": "bhsd", "thd": "thd"}
+# The layouts that `attention` takes; the letters are the dimensions of q, k and v in order.
+_LAYOUTS = ("bshd", "sbhd", "bhsd", "thd")
 
 FIELDS = frozenset(_core.features_dict(_DEFAULT))
 

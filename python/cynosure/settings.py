@@ -9,10 +9,9 @@ import sys
 from typing import Any
 
 from cynosure import _core, _tracing, log
-from cynosure._constant import constant
+from cynosure._constant import ENVIRONMENT, constant
 from cynosure._json import read_object
 from cynosure._tracing import (
-    ENVIRONMENT,
     compiling,
     in_traces,
     keep_for_this_trace,

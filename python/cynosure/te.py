@@ -9,7 +9,7 @@ from operator import attrgetter, index
 from typing import Any
 
 from cynosure import _core, log
-from cynosure._constant import constant
+from cynosure._constant import ENVIRONMENT, constant
 from cynosure._tracing import compiling, decide, traced_word
 from cynosure.backend import FusedAttnBackend
 from cynosure.device import Device, this_key, this_key_constant
@@ -173,7 +173,7 @@ def _cache_of(inference: Any) -> tuple[bool, int]:
 
 def _fp8_variables() -> None:
     """TransformerEngine reads these as integers when FP8 is on; they decide nothing."""
-    get = os.environ._data.get  # type: ignore[attr-defined]
+    get = ENVIRONMENT.get
     error = _check_fp8_variables(
         get(b"NVTE_FP8_DPA_BWD"),
         get(b"NVTE_DPA_FP8CS_O_in_F16"),

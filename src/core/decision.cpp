@@ -66,6 +66,31 @@ const Fault* fault_at(std::size_t row, Settings settings) {
   return &rule_set(settings.rules_digest())->faults()[i];
 }
 
+std::vector<Reason> reasons_against(Backend backend, const Decision& decision, const std::vector<Rule>& table) {
+  std::vector<Reason> reasons;
+  decision.outcome().fired.for_each([&](std::size_t row) {
+    const Rule& rule = table[row];
+    if (!rule.backends.contains(backend)) return;
+    Reason reason;
+    reason.backend = backend;
+    reason.rule = rule.id;
+    reason.way = rule.way;
+    for (const Field field : rule.reads) {
+      const std::int64_t actual = value(field, decision.problem(), decision.device(), decision.settings());
+      reason.actual.push_back({std::string(info(field).name), value_text(field, actual)});
+    }
+    reason.required = rule.required;
+    if (row >= rules::kCodeRowCount) {
+      const Fault& fault = *fault_at(row, decision.settings());
+      reason.required = "a release without this known fault of " + interval(fault) + ": " + fault.effect;
+    }
+    reason.evidence = rule.evidence;
+    reason.undecided = decision.outcome().undecided.test(row);
+    reasons.push_back(std::move(reason));
+  });
+  return reasons;
+}
+
 }  // namespace
 
 std::vector<Rule> rule_table(Settings settings) {
@@ -111,34 +136,14 @@ std::string Decision::ground() const {
 }
 
 std::vector<Reason> Decision::reasons(Backend backend) const {
-  std::vector<Reason> reasons;
-  const std::vector<Rule> table = rule_table(settings_);
-  outcome_.fired.for_each([&](std::size_t row) {
-    const Rule& rule = table[row];
-    if (!rule.backends.contains(backend)) return;
-    Reason reason;
-    reason.backend = backend;
-    reason.rule = rule.id;
-    reason.way = rule.way;
-    for (const Field field : rule.reads)
-      reason.actual.push_back(
-          {std::string(info(field).name), value_text(field, value(field, problem_, device_, settings_))});
-    reason.required = rule.required;
-    if (row >= rules::kCodeRowCount) {
-      const Fault& fault = *fault_at(row, settings_);
-      reason.required = "a release without this known fault of " + interval(fault) + ": " + fault.effect;
-    }
-    reason.evidence = rule.evidence;
-    reason.undecided = outcome_.undecided.test(row);
-    reasons.push_back(std::move(reason));
-  });
-  return reasons;
+  return reasons_against(backend, *this, rule_table(settings_));
 }
 
 std::vector<Reason> Decision::reasons() const {
   std::vector<Reason> all;
+  const std::vector<Rule> table = rule_table(settings_);
   for (const Backend backend : BackendSet::all())
-    for (Reason& reason : reasons(backend)) all.push_back(std::move(reason));
+    for (Reason& reason : reasons_against(backend, *this, table)) all.push_back(std::move(reason));
   return all;
 }
 

@@ -97,14 +97,9 @@ Verdicts code_verdicts(const Call<Oracle>& call) {
   for_each_row([&](std::size_t i, const auto& row)
                    __attribute__((always_inline)) { note<Oracle>(verdicts, i, Answer(row.fires(call))); });
   if (call.te) {
-    const Answer dead = (verdicts.fired & kFlash2BeforeStage14).any() ? Answer(true) : Answer(false);
-    const bool open = (verdicts.open & kFlash2BeforeStage14).any();
-    Answer alive = !dead;
-    if constexpr (std::is_same_v<Answer, Truth>) {
-      if (open && alive.is_yes()) alive = Truth::unknown();
-    } else {
-      static_cast<void>(open);
-    }
+    Answer alive(!(verdicts.fired & kFlash2BeforeStage14).any());
+    if constexpr (std::is_same_v<Answer, Truth>)
+      if ((verdicts.open & kFlash2BeforeStage14).any()) alive = alive && Truth::unknown();
     for_each_diagonal_row(
         [&](std::size_t i, const auto& row) { note<Oracle>(verdicts, i, Answer(row.fires(call, alive))); });
   }

@@ -143,12 +143,6 @@ void remember(const nb::tuple& values, bool deterministic, int matmul_precision,
   last.made = made;
 }
 
-nb::list fault_rows() {
-  nb::list rows;
-  for (const Fault& fault : builtin_faults()) rows.append(nb::cast(fault.id));
-  return rows;
-}
-
 }  // namespace
 
 void bind_records(nb::module_& m) {
@@ -197,7 +191,6 @@ void bind_records(nb::module_& m) {
       "register_rule_set",
       [](std::string_view text) { return static_cast<int>(register_rule_set(io::read_rule_set(text))); },
       nb::arg("text"), "Registers fault rows given as JSON; returns the digest.");
-  m.def("builtin_faults", &fault_rows);
   m.def("te_problem", &te_problem, nb::arg("values"), nb::arg("policy") = "te");
   m.def("te_answer", &te_answer_tuple, nb::arg("chosen"), nb::arg("eligible"), nb::arg("device"));
 }

@@ -130,16 +130,6 @@ void bind_select(nb::module_& m) {
         nb::arg("word"), nb::arg("device"));
   m.def("step", &step, nb::arg("key"), nb::arg("word"), nb::arg("device"), nb::arg("answers"));
   m.def("facts_of", &facts_of, nb::arg("key"), nb::arg("word"), nb::arg("device"), nb::arg("answers"));
-  m.def(
-      "length_facts",
-      [](const nb::bytes& key, std::int64_t word, const nb::bytes& device) {
-        std::vector<std::string> facts;
-        for (const LengthFact& fact :
-             length_facts(from_bytes<Features>(key), settings_from(word), from_bytes<Device>(device)))
-          facts.push_back(fact.to_string());
-        return facts;
-      },
-      nb::arg("key"), nb::arg("word"), nb::arg("device"));
   m.def("rule_table", &rules_list, nb::arg("word"));
 
   nb::class_<Decision>(m, "Decision", "A decision with its inputs; reasons are computed on demand.")
