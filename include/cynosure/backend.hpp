@@ -40,8 +40,8 @@ inline constexpr std::array<std::string_view, kBackendCount> kBackendNames{
 class BackendSet {
  public:
   constexpr BackendSet() = default;
-  constexpr BackendSet(Backend backend)
-      : bits_(bit(backend)) {}  // NOLINT(google-explicit-constructor): reads as a set in the rule tables
+  // NOLINTNEXTLINE(google-explicit-constructor): one backend reads as a set in the rule tables
+  constexpr BackendSet(Backend backend) : bits_(bit(backend)) {}
   constexpr BackendSet(std::initializer_list<Backend> backends) {
     for (const Backend backend : backends) bits_ |= bit(backend);
   }
@@ -59,7 +59,7 @@ class BackendSet {
 
   constexpr BackendSet operator|(BackendSet other) const { return from_bits(bits_ | other.bits_); }
   constexpr BackendSet operator&(BackendSet other) const { return from_bits(bits_ & other.bits_); }
-  constexpr BackendSet operator-(BackendSet other) const { return from_bits(bits_ & ~other.bits_); }
+  constexpr BackendSet operator-(BackendSet other) const { return from_bits(bits_ & ~std::uint32_t{other.bits_}); }
   constexpr BackendSet& operator|=(BackendSet other) { return *this = *this | other; }
   constexpr bool operator==(const BackendSet&) const = default;
 

@@ -21,9 +21,10 @@ namespace cynosure {
 class Truth {
  public:
   enum class Value : std::uint8_t { no, yes, unknown };
-  constexpr Truth(bool value)
-      : value_(value ? Value::yes : Value::no) {}  // NOLINT(google-explicit-constructor): mixes with bool in predicates
-  constexpr Truth(Value value) : value_(value) {}  // NOLINT(google-explicit-constructor)
+  // NOLINTBEGIN(google-explicit-constructor): mixes with bool in predicates
+  constexpr Truth(bool value) : value_(value ? Value::yes : Value::no) {}
+  constexpr Truth(Value value) : value_(value) {}
+  // NOLINTEND(google-explicit-constructor)
   static constexpr Truth unknown() { return Value::unknown; }
 
   [[nodiscard]] constexpr bool is_yes() const { return value_ == Value::yes; }

@@ -107,7 +107,8 @@ std::int64_t by_field(const Mapping& mapping, const ParamValue& value) {
       if (const auto* s = std::get_if<std::string_view>(&value)) {
         try {
           return parse_value(mapping.field, *s);
-        } catch (const std::invalid_argument&) {  // named again below, under the record's own name of the field
+        } catch (const std::invalid_argument&) {
+          names.clear();  // refused below, under the record's own name of the field
         }
       }
       for (const std::string_view choice : field.choices) names += (names.empty() ? "" : ", ") + std::string(choice);

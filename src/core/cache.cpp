@@ -76,7 +76,7 @@ class Cache {
       if (set.tags[way].load(std::memory_order_acquire) != tag) continue;
       const Entry& entry = set.entries[way];
       if (!equal(entry, key)) continue;
-      std::array<Word, kOutcomeWords> words;
+      std::array<Word, kOutcomeWords> words;  // NOLINT(*-member-init): filled below; zeroing it first is measurable
 #pragma GCC unroll 16
       for (std::size_t i = 0; i < kOutcomeWords; ++i) words[i] = entry[kKeyWords + i].load(std::memory_order_acquire);
       if (version % 2 != 0 || set.version.load(std::memory_order_relaxed) != version) return std::nullopt;
@@ -93,7 +93,7 @@ class Cache {
       return;
     const std::size_t way = set.next++ % kWays;
     Entry& entry = set.entries[way];
-    std::array<Word, kOutcomeWords> words;
+    std::array<Word, kOutcomeWords> words{};
     std::memcpy(words.data(), &outcome, sizeof(Outcome));
     set.tags[way].store(tag_of(h), std::memory_order_release);
     for (std::size_t i = 0; i < kKeyWords; ++i) entry[i].store(key[i], std::memory_order_release);

@@ -13,13 +13,13 @@ namespace {
 
 constexpr std::int64_t kMaxInt32 = 2147483647;
 // Far above any tensor, low enough that no product of two with a head count overflows in 64 bits by itself.
-constexpr std::int64_t kMaxLength = std::int64_t{1} << 40U;
+constexpr std::int64_t kMaxLength = 1099511627776;  // 2^40
 
 /// A field with its accessors. A null setter: not settable by value.
 struct Entry {
   FieldInfo info;
-  std::int64_t (*get)(const Problem&, const Device&, Settings);
-  void (*set)(Problem&, Device&, std::int64_t);
+  std::int64_t (*get)(const Problem&, const Device&, Settings) = nullptr;
+  void (*set)(Problem&, Device&, std::int64_t) = nullptr;
 };
 
 template <class Value>

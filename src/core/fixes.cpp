@@ -261,8 +261,8 @@ std::optional<std::string> find_remedy(const Decision& decision, Backend backend
   Facts facts{decision.problem(), decision.settings(), decision.device()};
   const std::vector<Rule> table = rule_table(facts.settings);
   std::vector<Change> made;
-  constexpr int kMostChanges = 8;
-  for (int i = 0; i < kMostChanges; ++i) {
+  constexpr int most_changes = 8;
+  for (int i = 0; i < most_changes; ++i) {
     const Outcome outcome = evaluate(facts.problem, facts.settings, facts.device);
     if (outcome.eligible.contains(backend)) {
       std::string text;

@@ -54,7 +54,8 @@ void check(const Fault& fault, const Clause& clause) {
   const bool named = field.type == FieldType::choice || field.type == FieldType::boolean;
   if (named && !set && (clause.value < field.min || clause.value > field.max))
     throw std::invalid_argument(where + "got " + std::to_string(clause.value) + ", which is no value of this field");
-  if (set && (clause.value <= 0 || clause.value >= (std::int64_t{1} << (field.max + 1))))
+  if (set && (clause.value <= 0 ||
+              (static_cast<std::uint64_t>(clause.value) >> static_cast<std::uint64_t>(field.max + 1)) != 0))
     throw std::invalid_argument(where +
                                 "a list of values must name at least one of the field's choices, and no others");
   if (is_length(clause.field) && clause.value < 0)

@@ -17,8 +17,8 @@ constexpr std::size_t kShownBytes = 120;
 /// The parser's own message without its number, and without the text it had last read, which may be no valid UTF-8.
 std::string plain(std::string_view message) {
   if (const std::size_t end = message.find("] "); end != std::string_view::npos) message.remove_prefix(end + 2);
-  constexpr std::string_view kPrefix = "parse error ";
-  if (message.starts_with(kPrefix)) message.remove_prefix(kPrefix.size());
+  constexpr std::string_view prefix = "parse error ";
+  if (message.starts_with(prefix)) message.remove_prefix(prefix.size());
   message = message.substr(0, message.find("; last read"));
   message = message.substr(0, message.find("; check that"));
   return std::string(message.substr(0, kShownBytes));

@@ -104,9 +104,9 @@ bool read_contract(std::string_view value, Settings& settings) {
   return true;
 }
 bool read_log(std::string_view value, Settings& /*settings*/) {
-  constexpr std::array<std::string_view, 2> kLogs{"decisions", "reasons"};
+  constexpr std::array<std::string_view, 2> logs{"decisions", "reasons"};
   if (stripped(value).empty()) return true;
-  return std::ranges::all_of(items(value), [&](std::string_view item) { return is_one_of(item, kLogs); });
+  return std::ranges::all_of(items(value), [&](std::string_view item) { return is_one_of(item, logs); });
 }
 bool read_cpu_isa(std::string_view value, Settings& /*settings*/) { return is_one_of(value, kCpuIsaNames); }
 bool read_check(std::string_view value, Settings& /*settings*/) { return value == "0" || value == "1"; }

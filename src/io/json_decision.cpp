@@ -31,10 +31,10 @@ Object members_of(const Reason& reason) {
 }
 
 std::optional<Fix> fix_from(const Document& given) {
-  constexpr std::array<std::string_view, 2> kKeys{"text", "makes_eligible"};
+  constexpr std::array<std::string_view, 2> keys{"text", "makes_eligible"};
   if (given.is_null()) return std::nullopt;
   const Object& members = object(given, "fix");
-  allow_only(members, kKeys, "fix");
+  allow_only(members, keys, "fix");
   return Fix{text(required(members, "text", "fix"), "text"),
              boolean(required(members, "makes_eligible", "fix"), "makes_eligible")};
 }
@@ -137,11 +137,11 @@ std::string write(const Decision& decision) {
 }
 
 Decision read_decision(std::string_view given) {
-  constexpr std::array<std::string_view, 8> kKeys{"backend", "eligible", "order",    "ground",
-                                                  "problem", "device",   "settings", "reasons"};
+  constexpr std::array<std::string_view, 8> keys{"backend", "eligible", "order",    "ground",
+                                                 "problem", "device",   "settings", "reasons"};
   const Document document = parse(given, "decision");
   const Object& members = object(document, "decision");
-  allow_only(members, kKeys, "decision");
+  allow_only(members, keys, "decision");
   static_cast<void>(text(required(members, "ground", "decision"), "ground"));
   const Decision decision = made_again(members);
   const Object& reasons = object(required(members, "reasons", "decision"), "reasons");

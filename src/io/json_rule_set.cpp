@@ -47,13 +47,13 @@ std::int64_t mask_from(const FieldInfo& field, const Document& given) {
   const List& items = list(given, field.name);
   if (field.type != FieldType::choice || items.empty())
     refuse(field.name, given, "a list for a named choice only, with at least one name");
-  std::int64_t mask = 0;
+  std::uint64_t mask = 0;
   for (const Document& item : items) {
-    const std::int64_t bit = std::int64_t{1} << value_from(field, item);
+    const std::uint64_t bit = std::uint64_t{1} << static_cast<std::uint64_t>(value_from(field, item));
     if ((mask & bit) != 0) refuse(field.name, given, "each name once");
     mask |= bit;
   }
-  return mask;
+  return static_cast<std::int64_t>(mask);
 }
 
 std::uint8_t operands_from(const Document& given) {
@@ -68,9 +68,9 @@ std::uint8_t operands_from(const Document& given) {
 }
 
 Clause product_from(const FieldInfo& field, const Document& given) {
-  constexpr std::array<std::string_view, 2> kKeys{"factor", "lengths"};
+  constexpr std::array<std::string_view, 2> keys{"factor", "lengths"};
   const Object& members = object(given, "product_over_int32");
-  allow_only(members, kKeys, "product_over_int32");
+  allow_only(members, keys, "product_over_int32");
   const Document* factor = find(members, "factor");
   return {field.field, Op::product_over, factor != nullptr ? integer(*factor, "factor") : 1,
           operands_from(required(members, "lengths", "product_over_int32"))};
@@ -131,15 +131,15 @@ std::uint16_t sm_from(const Document& given) {
 }
 
 Policies policies_from(const Document& given) {
-  constexpr std::string_view kExpected = "a list of fastest, te or both";
+  constexpr std::string_view expected = "a list of fastest, te or both";
   unsigned bits = 0;
   for (const Document& item : list(given, "policies")) {
     const bool te = static_cast<Policy>(index_from(item, kPolicyNames, "policies")) == Policy::te;
     const unsigned bit = static_cast<unsigned>(te ? Policies::te : Policies::fastest);
-    if ((bits & bit) != 0) refuse("policies", given, kExpected);
+    if ((bits & bit) != 0) refuse("policies", given, expected);
     bits |= bit;
   }
-  if (bits == 0) refuse("policies", given, kExpected);
+  if (bits == 0) refuse("policies", given, expected);
   return static_cast<Policies>(bits);
 }
 
@@ -247,10 +247,10 @@ Document row_of(const Fault& fault) {
 }  // namespace
 
 RuleSet read_rule_set(std::string_view given) {
-  constexpr std::array<std::string_view, 1> kKeys{"faults"};
+  constexpr std::array<std::string_view, 1> keys{"faults"};
   const Document document = parse(given, "faults");
   const Object& members = object(document, "faults");
-  allow_only(members, kKeys, "faults");
+  allow_only(members, keys, "faults");
   std::vector<Fault> faults;
   for (const Document& row : list(required(members, "faults", "faults"), "faults")) faults.push_back(fault_from(row));
   try {

@@ -130,9 +130,9 @@ Document to_document(Settings settings) {
 Problem problem_from(const Document& given) { return read_fields<Problem>(given, "problem", of_problem); }
 Device device_from(const Document& given) { return read_fields<Device>(given, "device", of_device); }
 Settings settings_from(const Document& given) {
-  constexpr std::array<std::string_view, 2> kKeys{"word", "describe"};
+  constexpr std::array<std::string_view, 2> keys{"word", "describe"};
   const Object& members = object(given, "settings");
-  allow_only(members, kKeys, "settings");
+  allow_only(members, keys, "settings");
   const std::uint64_t word = word_from(required(members, "word", "settings"));
   try {
     return Settings::from_word(word);

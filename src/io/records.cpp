@@ -27,10 +27,10 @@ std::int64_t within(const Document& given, std::string_view where, std::int64_t 
 
 /// cuDNN's integer form has no values between 8.9 and 9.0.
 Version cudnn_version(const Document& given) {
-  constexpr std::int64_t kFirst = 1000;
-  constexpr std::int64_t kFirst9 = 90000;
-  const std::int64_t value = within(given, "device.cudnn", kFirst, 999999);
-  if (value >= 9000 && value < kFirst9)
+  constexpr std::int64_t first = 1000;
+  constexpr std::int64_t first_9 = 90000;
+  const std::int64_t value = within(given, "device.cudnn", first, 999999);
+  if (value >= 9000 && value < first_9)
     refuse("device.cudnn", given, "cuDNN's integer version: 8907 is 8.9.7, 91900 is 9.19.0");
   return Version::from_cudnn_integer(static_cast<std::uint32_t>(value));
 }
@@ -43,9 +43,9 @@ Version package_version(const Document& given, std::string_view where) {
 
 /// The machine of a record: CUDA, with everything there but what the record says it lacks.
 Device read_device(const Document& given) {
-  constexpr std::array<std::string_view, 5> kKeys{"sm", "cudnn", "fa2", "fa3", "fa4"};
+  constexpr std::array<std::string_view, 5> keys{"sm", "cudnn", "fa2", "fa3", "fa4"};
   const Object& members = object(given, "device");
-  allow_only(members, kKeys, "device");
+  allow_only(members, keys, "device");
   Device device;
   device.kind = DeviceKind::cuda;
   device.torch = Version(2, 11, 0);
@@ -139,8 +139,8 @@ Object rule_ids(const Outcome& outcome, Settings settings) {
 }
 
 RecordedCall recorded_call(const Object& record, Policy policy, Settings base) {
-  constexpr std::array<std::string_view, 4> kKeys{"device", "env", "expect", "params"};
-  allow_only(record, kKeys, "record");
+  constexpr std::array<std::string_view, 4> keys{"device", "env", "expect", "params"};
+  allow_only(record, keys, "record");
   const Device device = read_device(required(record, "device", "record"));
   const Document* given = find(record, "params");
   const AttentionParams params = given != nullptr ? read_params(*given) : AttentionParams();

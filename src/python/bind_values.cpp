@@ -145,18 +145,11 @@ nb::dict settings_dict(std::int64_t word) {
 
 /// A word with some parts replaced; None keeps a part.
 std::int64_t settings_with(std::int64_t word, std::optional<std::vector<std::string>> enabled,
-                           std::optional<std::string> contract, std::optional<std::vector<std::string>> names,
+                           std::optional<std::string> contract, const std::optional<std::vector<std::string>>& names,
                            std::optional<std::string> policy, std::optional<bool> deterministic,
                            std::optional<int> matmul_precision, std::optional<int> rules_digest,
                            std::optional<bool> enforce, std::optional<bool> emulate_fp8) {
   Settings settings = settings_from(word);
-  const auto backend = [](std::string_view field, const std::string& text) {
-    const std::optional<Backend> found = backend_named(text);
-    if (found) return *found;
-    std::string known;
-    for (const std::string_view item : kBackendNames) known += (known.empty() ? "" : ", ") + std::string(item);
-    throw InvalidField(field, "got '" + text + "', expected one of " + known);
-  };
   const auto choice = [](std::string_view field, const std::string& text, const auto& allowed) {
     std::string known;
     for (std::size_t i = 0; i < allowed.size(); ++i) {
@@ -164,6 +157,9 @@ std::int64_t settings_with(std::int64_t word, std::optional<std::vector<std::str
       known += (known.empty() ? "" : ", ") + std::string(allowed[i]);
     }
     throw InvalidField(field, "got '" + text + "', expected one of " + known);
+  };
+  const auto backend = [&](std::string_view field, const std::string& text) {
+    return static_cast<Backend>(choice(field, text, kBackendNames));
   };
   if (enabled) {
     BackendSet set;

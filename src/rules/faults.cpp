@@ -44,21 +44,22 @@ constexpr Clause not_multiple_of(Field field, std::int64_t value) { return {fiel
 /// The layouts for which `holds`.
 template <class Predicate>
 constexpr Clause layout_where(Predicate holds) {
-  std::int64_t mask = 0;
+  std::uint64_t mask = 0;
   for (std::size_t i = 0; i < kLayoutNames.size(); ++i)
-    if (holds(info(static_cast<Layout>(i)))) mask |= std::int64_t{1} << i;
-  return {Field::layout, Op::one_of, mask};
+    if (holds(info(static_cast<Layout>(i)))) mask |= std::uint64_t{1} << i;
+  return {Field::layout, Op::one_of, static_cast<std::int64_t>(mask)};
 }
 constexpr bool both(LayoutInfo layout, Format format) { return layout.q == format && layout.kv == format; }
-constexpr Clause ragged = layout_where([](LayoutInfo l) { return both(l, Format::thd); });
-constexpr Clause bshd_or_sbhd =
+constexpr Clause kRagged = layout_where([](LayoutInfo l) { return both(l, Format::thd); });
+constexpr Clause kBshdOrSbhd =
     layout_where([](LayoutInfo l) { return both(l, Format::bshd) || both(l, Format::sbhd); });
-constexpr Clause not_ragged = layout_where([](LayoutInfo l) { return l.q != Format::thd && l.kv != Format::thd; });
+constexpr Clause kNotRagged = layout_where([](LayoutInfo l) { return l.q != Format::thd && l.kv != Format::thd; });
 
-constexpr Clause gradients = is(Field::training, true);
+constexpr std::uint8_t kAllLengths = 7;  // LengthFact::batch, seqlen_q and seqlen_k
+constexpr Clause kGradients = is(Field::training, true);
 /// One block of 64 keys fills the first half of the last 128.
-constexpr Clause whole_64 = multiple_of(Field::seqlen_k, 64);
-constexpr Clause no_whole_128 = not_multiple_of(Field::seqlen_k, 128);
+constexpr Clause kWhole64 = multiple_of(Field::seqlen_k, 64);
+constexpr Clause kNoWhole128 = not_multiple_of(Field::seqlen_k, 128);
 
 }  // namespace
 
@@ -74,7 +75,7 @@ const std::vector<Fault>& builtin_faults() {
        .until = v(9, 26),
        .sm_min = 90,
        .sm_max = 90,
-       .when = {gradients, is_not(Field::attn_mask, AttnMask::none), whole_64, no_whole_128},
+       .when = {kGradients, is_not(Field::attn_mask, AttnMask::none), kWhole64, kNoWhole128},
        .effect = "NaN in the gradient of q, with a mask, where a row's LSE is below -88.7",
        .link = "pytorch/pytorch#196678"},
       {.id = "fault.cudnn_bias_dq_nan",
@@ -83,7 +84,7 @@ const std::vector<Fault>& builtin_faults() {
        .until = v(9, 26),
        .sm_min = 90,
        .sm_max = 90,
-       .when = {gradients, is(Field::bias_type, BiasType::post_scale_bias), whole_64, no_whole_128},
+       .when = {kGradients, is(Field::bias_type, BiasType::post_scale_bias), kWhole64, kNoWhole128},
        .effect = "NaN in the gradient of q, with a bias, where a row's LSE is below -88.7",
        .link = "pytorch/pytorch#196678"},
       {.id = "fault.cudnn_alibi_dq_nan",
@@ -92,8 +93,8 @@ const std::vector<Fault>& builtin_faults() {
        .until = v(9, 26),
        .sm_min = 90,
        .sm_max = 90,
-       .when = {gradients, is(Field::bias_type, BiasType::alibi), is(Field::alibi_slopes, true), whole_64,
-                no_whole_128},
+       .when = {kGradients, is(Field::bias_type, BiasType::alibi), is(Field::alibi_slopes, true), kWhole64,
+                kNoWhole128},
        .effect = "NaN in the gradient of q, with ALiBi slopes, where a row's LSE is below -88.7",
        .link = "pytorch/pytorch#196678"},
       // Found beside D1, for one shape: one query over 128 keys. With a padding mask or 97 keys it is clean. Seen with
@@ -103,7 +104,7 @@ const std::vector<Fault>& builtin_faults() {
        .library = Library::cudnn,
        .sm_min = 90,
        .sm_max = 90,
-       .when = {gradients, is(Field::causal, false), is(Field::padding, false), is(Field::head_dim_qk, 64),
+       .when = {kGradients, is(Field::causal, false), is(Field::padding, false), is(Field::head_dim_qk, 64),
                 is(Field::head_dim_v, 64), is(Field::seqlen_q, 1), is(Field::seqlen_k, 128)},
        .effect = "NaN in the gradients of k and v, where the query's LSE is strongly negative",
        .link = "NVIDIA/cudnn-frontend#1072"},
@@ -156,7 +157,7 @@ const std::vector<Fault>& builtin_faults() {
        .backends = Backend::cudnn,
        .library = Library::cudnn,
        .until = v(9, 15, 1),
-       .when = {gradients, is(Field::cuda_graph, true), is(Field::padding, false), bshd_or_sbhd, no_whole_128},
+       .when = {kGradients, is(Field::cuda_graph, true), is(Field::padding, false), kBshdOrSbhd, kNoWhole128},
        .policies = Policies::both,
        .effect = "illegal memory access in the backward of a replayed CUDA graph",
        .link = "NVIDIA/TransformerEngine#2344"},
@@ -167,7 +168,7 @@ const std::vector<Fault>& builtin_faults() {
        .backends = Backend::cudnn,
        .library = Library::cudnn,
        .until = v(9, 15, 1),
-       .when = {gradients, is(Field::cuda_graph, true), is(Field::padding, false), not_ragged, no_whole_128},
+       .when = {kGradients, is(Field::cuda_graph, true), is(Field::padding, false), kNotRagged, kNoWhole128},
        .effect = "illegal memory access in the backward of a replayed CUDA graph",
        .link = "pytorch/pytorch#171627"},
 
@@ -205,7 +206,7 @@ const std::vector<Fault>& builtin_faults() {
        .library = Library::cudnn,
        .sm_min = 120,
        .sm_max = 120,
-       .when = {gradients, ragged},
+       .when = {kGradients, kRagged},
        .effect = "wrong gradients for a ragged batch",
        .link = "NVIDIA/TransformerEngine#3333"},
       // D10. The kernel before the backward reads ragged statistics as if they were dense. Reported for values of 192;
@@ -214,7 +215,7 @@ const std::vector<Fault>& builtin_faults() {
        .backends = Backend::cudnn,
        .library = Library::cudnn,
        .until = v(9, 26),
-       .when = {gradients, is_not(Field::softmax, Softmax::vanilla), ragged},
+       .when = {kGradients, is_not(Field::softmax, Softmax::vanilla), kRagged},
        .effect = "out-of-bounds read, wrong gradient of the sinks",
        .link = "NVIDIA/TransformerEngine#3249"},
       // D11. Nothing runs: the process dies while the backward is planned. Seen with 9.26.0; versions unknown.
@@ -223,7 +224,7 @@ const std::vector<Fault>& builtin_faults() {
        .library = Library::cudnn,
        .sm_min = 90,
        .sm_max = 90,
-       .when = {gradients, is(Field::causal, false), is(Field::heads, 1), is(Field::batch, 1), is(Field::seqlen_q, 1)},
+       .when = {kGradients, is(Field::causal, false), is(Field::heads, 1), is(Field::batch, 1), is(Field::seqlen_q, 1)},
        .effect = "segmentation fault while planning the backward",
        .link = "NVIDIA/cudnn-frontend#1071"},
       // D14. The gradient of a bias [B, 1, Sq, Skv] with more elements than 32 bits count. Seen with 9.13.1 at B = 2
@@ -232,11 +233,11 @@ const std::vector<Fault>& builtin_faults() {
       {.id = "fault.cudnn_bias_gradient_int32",
        .backends = Backend::cudnn,
        .library = Library::cudnn,
-       .when = {gradients,
+       .when = {kGradients,
                 is(Field::bias_type, BiasType::post_scale_bias),
                 is(Field::bias_shape, BiasShape::b_one_s_s),
                 is(Field::bias_requires_grad, true),
-                {Field::batch, Op::product_over, 1, LengthFact::batch | LengthFact::seqlen_q | LengthFact::seqlen_k}},
+                {Field::batch, Op::product_over, 1, kAllLengths}},
        .effect = "illegal memory access in the backward of a bias of more than 2^31 - 1 elements",
        .link = "openxla/xla#36454"},
 

@@ -16,8 +16,8 @@ struct Call {
   const Device& d;
   Settings s;
   const LengthFacts<Oracle>& len;
-  bool te;
-  LayoutInfo layout;
+  bool te = false;
+  LayoutInfo layout{};
 };
 
 template <class Predicate>
