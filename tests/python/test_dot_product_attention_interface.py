@@ -383,11 +383,16 @@ def test_repr() -> None:
 
 
 def test_meta_tensors() -> None:
+    """They have no data: so nothing looks at any, and nothing waits for a GPU."""
     with torch.device("meta"):
         module = DotProductAttention(4, (8, 6), 2, softmax_type="learnable", attn_mask_type="padding")
         q, k, v = torch.empty(5, 2, 4, 8), torch.empty(7, 2, 2, 8), torch.empty(7, 2, 2, 6)
         masks = torch.empty(2, 1, 1, 5, dtype=torch.bool), torch.empty(2, 1, 1, 7, dtype=torch.bool)
+        cu, padded = torch.empty(4, dtype=torch.int32), torch.empty(4, dtype=torch.int32)
     assert module(q, k, v, attention_mask=masks).shape == (5, 2, 24)
+    assert module(q, k, v, cu_seqlens_q=cu[:3], cu_seqlens_kv=cu[:3]).shape == (5, 2, 24)
+    ragged = {"cu_seqlens_q": cu, "cu_seqlens_kv": cu, "cu_seqlens_q_padded": padded, "cu_seqlens_kv_padded": padded}
+    assert module(q[:, 0], k[:, 0], v[:, 0], qkv_format="thd", **ragged).shape == (5, 24)
     module = module.to_empty(device="cpu")
     module.reset_parameters()
     assert not module.softmax_offset.any()

@@ -117,6 +117,24 @@ def test_every_feature_traces(compiled: Any, backend: str) -> None:
         )
 
 
+def test_inductor_as_eager(compiled: Any) -> None:
+    q, k, v = (torch.randn(20, h, d, requires_grad=True) for h, d in ((4, 8), (2, 8), (2, 6)))
+    module = DotProductAttention(
+        4, (8, 6), 2, qkv_format="thd", attn_mask_type="padding_causal", softmax_type="learnable"
+    )
+    cu, padded = cumulative((5, 0, 7)), cumulative((6, 2, 10))
+    named = {"cu_seqlens_q": cu, "cu_seqlens_kv": cu, "cu_seqlens_q_padded": padded, "cu_seqlens_kv_padded": padded}
+    out, expected = torch.compile(module, fullgraph=True)(q, k, v, **named), module(q, k, v, **named)
+    torch.testing.assert_close(out, expected)
+    leaves = (q, k, v, module.softmax_offset)
+    for one, other in zip(
+        torch.autograd.grad(out.square().sum(), leaves),
+        torch.autograd.grad(expected.square().sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_j1_dropout_is_the_same_compiled(compiled: Any) -> None:
     x = torch.randn(2, 16, 2, 8)
     module = dropout_module()
