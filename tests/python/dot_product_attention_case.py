@@ -177,24 +177,31 @@ class Case:
     def lengths(self, name: str) -> tuple[int, ...]:
         return self.lengths_q if name == "q" else self.lengths_k
 
-    def check(self, layout: str, run: Any = None, tolerance: float = 1e-9, **named: Any) -> None:
+    def check(self, layout: str, tolerance: float = 1e-9, dtype: Any = torch.float64, **named: Any) -> None:
         """Output and every gradient of the module against the reference; `named` goes over the inputs."""
-        module = self.module(layout)
+        module = self.module(layout).to(dtype)
         positional, rest = self.inputs(layout)
         rest.update(named)
-        out = (run or module)(*positional, **rest)
-        assert out.dtype == torch.float64
+        if isinstance(rest.get("core_attention_bias"), torch.Tensor):
+            rest["core_attention_bias"] = rest["core_attention_bias"].to(dtype)
+        out = module(*(tensor.to(dtype) for tensor in positional), **rest)
+        assert out.dtype == dtype
         cotangent = to_layout(self.cotangent, layout, self.lengths_q)
         expected = self.reference()
-        torch.testing.assert_close(out, to_layout(expected, layout, self.lengths_q), rtol=tolerance, atol=tolerance)
+        close(out, to_layout(expected, layout, self.lengths_q), tolerance, "output")
         names = [name for name in self.leaves if name != "sink"]
         leaves = [self.leaves[name] for name in names] + [module.softmax_offset] * (self.softmax == "learnable")
         found = torch.autograd.grad((out * cotangent).sum(), leaves)
         wanted = torch.autograd.grad((expected * self.cotangent).sum(), list(self.leaves.values()))
         for name, one, other in zip(self.leaves, found, wanted, strict=True):
-            torch.testing.assert_close(
-                one, other, rtol=tolerance, atol=tolerance, msg=f"gradient of {name}: {one}, {other}"
-            )
+            close(one, other, tolerance, f"gradient of {name}")
+
+
+def close(found: Any, wanted: Any, tolerance: float, what: str) -> None:
+    """Equal but for rounding."""
+    torch.testing.assert_close(
+        found.double(), wanted, rtol=tolerance, atol=tolerance, msg=f"{what}: {found}, expected {wanted}"
+    )
 
 
 def cumulative(lengths: tuple[int, ...]) -> Any:

@@ -25,6 +25,7 @@ from dot_product_attention_case import (  # type: ignore[import-not-found]  # no
 
 import cynosure  # noqa: E402
 
+public: Any = cynosure
 pytestmark = pytest.mark.usefixtures("attention")
 
 # --- one graph
@@ -208,3 +209,13 @@ def test_c17_a_padding_mask_becomes_lengths_not_a_dense_mask(monkeypatch: pytest
     for run in (module, compiled(module)):
         run(X, X, X, attention_mask=HOLES & False)
     assert seen[0] == seen[-1] == {"seqlens_q": True, "seqlens_k": True, "attn_bias": False, "attn_mask": False}
+
+
+def test_compiled_code_tells_of_a_mask_with_holes(compiled: Any) -> None:
+    """Eager code names the mask; in compiled code the operator finds a length of -1 in its place."""
+    if public.attention.__module__ == "attention_stand_in":
+        pytest.skip("the stand-in checks no lengths")
+    module = DotProductAttention(4, 8, qkv_format="bshd", attn_mask_type="padding")
+    holes = torch.tensor([[False] * 5, [True, False, False, False, False]])[:, None, None, :]
+    with pytest.raises(RuntimeError, match="seqlens_q: got -1 for sequence 1, expected 0 to 5"):
+        compiled(module)(X, X, X, attention_mask=holes)
