@@ -209,7 +209,9 @@ Tensor dropout_keep(const Arguments& a, const Dense& d) {
   auto* values = static_cast<float*>(data(keep));
   for (std::int64_t head = 0; head < d.batch * d.heads; ++head)
     cpu::dropout_mask(dropout, head, d.rows, d.keys, values + head * d.rows * d.keys);
-  return to(keep, d.type);
+  // The mask's own scale is float32.
+  const double scale = a.call.dropout_p < 1 ? 1.0 / (1.0 - a.call.dropout_p) : 0.0;
+  return mul(to(no(equal(keep, number(0.0))), d.type), number(scale));
 }
 
 /// Something that no row attends, or that attends nothing, may hold NaN: it counts as 0.
@@ -288,6 +290,20 @@ Scores scores(const Arguments& a, const Dense& d) {
 
 Tensor sink_logits(const Arguments& a, const Dense& d) { return reshape(to(*a.sinks, d.type), {1, d.heads, 1, 1}); }
 
+struct Softmax {
+  Tensor p;         ///< 0 in rows without anything to attend
+  Tensor m, total;  ///< [B, H, Sq, 1]: the reference of the exponents, and their sum
+};
+Softmax softmax_of(const Arguments& a, const Dense& d, const Tensor& s) {
+  Tensor m = amax(s, 3);
+  if (a.sinks) m = maximum(m, sink_logits(a, d));
+  m = masked_fill(m, equal(m, number(-kInfinity)), 0.0);
+  const Tensor e = exp(sub(s, m));
+  Tensor total = sum(e, {3}, true);
+  if (a.sinks) total = add(total, exp(sub(sink_logits(a, d), m)));
+  return {.p = div(e, masked_fill(total, equal(total, number(0.0)), 1.0)), .m = m, .total = total};
+}
+
 /// Rows without anything to attend, [B, H, Sq, 1]; nothing where every row has something.
 OptionalTensor empty_rows(const Dense& d) {
   if (d.visible) return no(any(*d.visible, 3, true));
@@ -319,22 +335,15 @@ ForwardResult forward_unfused(const Arguments& a) {
     nothing();
     return result;
   }
-  const Tensor s = scores(a, d).s;
   const OptionalTensor dead = empty_rows(d);
-  Tensor m = amax(s, 3);
-  if (a.sinks) m = maximum(m, sink_logits(a, d));
-  m = masked_fill(m, equal(m, number(-kInfinity)), 0.0);
-  Tensor p = exp(sub(s, m));
-  Tensor total = sum(p, {3}, true);
-  if (a.sinks) total = add(total, exp(sub(sink_logits(a, d), m)));
-  const Tensor divisor = masked_fill(total, equal(total, number(0.0)), 1.0);
-  p = div(p, divisor);
+  const Softmax softmax = softmax_of(a, d, scores(a, d).s);
+  Tensor p = softmax.p;
   if (d.keep) p = mul(p, *d.keep);
   Tensor out = ungrouped(d, matmul(grouped(d, p), *d.v));
   if (dead) out = masked_fill(out, *dead, 0.0);
   write(a, result.out, out, d.padding_q);
   if (a.call.training || a.call.return_lse) {
-    Tensor lse = add(log(total), m);
+    Tensor lse = add(log(softmax.total), softmax.m);
     if (dead) lse = masked_fill(lse, *dead, -kInfinity);
     if (d.padding_q) {
       const Padding& p_q = *d.padding_q;
@@ -378,13 +387,11 @@ BackwardResult backward_unfused(const Arguments& a, const BackwardInputs& in) {
     const Tensor rows = pick(transpose(t, 0, 1), 0, *p.from_tokens);
     return to(permute(reshape(rows, {p.batch, p.length, d.heads, 1}), {0, 2, 1, 3}), d.type);
   };
-  Tensor lse = rows_of(in.lse);
   Tensor dout = to(to_heads_first(a, in.grad_out, d.padding_q), d.type);
-  if (dead) {
-    lse = masked_fill(lse, *dead, 0.0);
-    dout = masked_fill(dout, *dead, 0.0);
-  }
-  const Tensor p = exp(sub(score.s, lse));
+  if (dead) dout = masked_fill(dout, *dead, 0.0);
+  // Not from the LSE, which is float32: a float64 call keeps its precision.
+  const Softmax softmax = softmax_of(a, d, score.s);
+  const Tensor& p = softmax.p;
   const Tensor kept = d.keep ? mul(p, *d.keep) : p;
   const Tensor rows_dout = grouped(d, dout);
   write(a, result.dv, matmul(transpose(grouped(d, kept), 2, 3), rows_dout), d.padding_k);
@@ -407,7 +414,7 @@ BackwardResult backward_unfused(const Arguments& a, const BackwardInputs& in) {
   if (bias_grad) copy(*result.dbias, reduce(*a.attn_bias));
   if (mask_grad) copy(*result.dmask, reduce(*a.attn_mask));
   if (sinks_grad) {
-    Tensor sink = mul(exp(sub(sink_logits(a, d), lse)), neg(delta));
+    Tensor sink = mul(div(exp(sub(sink_logits(a, d), softmax.m)), softmax.total), neg(delta));
     if (dead) sink = masked_fill(sink, *dead, 0.0);
     copy(*result.dsinks, reshape(sum(sink, {0, 2}, false), {d.heads}));
   }
