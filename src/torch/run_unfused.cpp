@@ -198,9 +198,8 @@ void find_visible(const Arguments& a, Dense& d) {
   }
 }
 
-Tensor dropout_keep(const Arguments& a, const Dense& d) {
-  if (a.call.q.device_kind != aoti_torch_device_type_cpu())
-    fail(ErrorKind::value, "dropout_p: not available on this device with backend 'unfused'");
+/// Which pairs the kernels of `cpu` would keep, as bool: filled in place on the CPU.
+Tensor kept_on_cpu(const Arguments& a, const Dense& d) {
   const auto* seed = static_cast<const std::int64_t*>(data(*a.dropout_seed));
   const cpu::Dropout dropout{.probability = static_cast<float>(a.call.dropout_p),
                              .seed = seed[0],
@@ -209,9 +208,89 @@ Tensor dropout_keep(const Arguments& a, const Dense& d) {
   auto* values = static_cast<float*>(data(keep));
   for (std::int64_t head = 0; head < d.batch * d.heads; ++head)
     cpu::dropout_mask(dropout, head, d.rows, d.keys, values + head * d.rows * d.keys);
-  // The mask's own scale is float32.
+  return no(equal(keep, number(0.0)));
+}
+
+/// The same pairs by torch's integer operators, for other devices: Philox 4x32-10 of backends/cpu/philox.hpp on int64
+/// tensors that hold 32 bits each. The seed stays on the device.
+class TensorPhilox {
+ public:
+  TensorPhilox(const Arguments& a, const Dense& d) : a_(a), d_(d) {}
+
+  Tensor kept() const {
+    if (a_.call.dropout_p >= 1) return kept_none();
+    const Tensor seed = pick(*a_.dropout_seed, 0, index(reshape(count(a_.q, 1), {1})));
+    const Tensor offset = pick(*a_.dropout_seed, 0, ones_index());
+    // key = seed + high half of offset * golden ratio, modulo 2^64, by 32-bit halves: sums are exact in float64.
+    const Tensor bump = multiply(high(offset), integer(static_cast<std::int64_t>(0x9e3779b97f4a7c15U)));
+    const Tensor low_sum = add(floating(low(seed)), floating(low(bump)));
+    const Tensor key0 = wrapped(low_sum);
+    const Tensor carry = to(at_least(low_sum, number(kTwo32)), aoti_torch_dtype_float64());
+    const Tensor key1 = wrapped(add(add(floating(high(seed)), floating(high(bump))), carry));
+
+    const std::int64_t blocks = (d_.keys + 3) / 4;
+    const Sizes all{d_.batch * d_.heads, d_.rows, blocks};
+    std::array<Tensor, 4> words{expand(reshape(index(count(a_.q, blocks)), {1, 1, blocks}), all),
+                                expand(reshape(index(count(a_.q, d_.rows)), {1, d_.rows, 1}), all),
+                                expand(reshape(index(count(a_.q, d_.batch * d_.heads)), {d_.batch * d_.heads, 1, 1}), all),
+                                expand(reshape(low(offset), {1, 1, 1}), all)};
+    for (int round = 0; round < 10; ++round) {
+      const Tensor k0 = bumped(key0, 0x9E3779B9U, round);
+      const Tensor k1 = bumped(key1, 0xBB67AE85U, round);
+      const Tensor product0 = multiply(words[0], integer(0xD2511F53));
+      const Tensor product1 = multiply(words[2], integer(0xCD9E8D57));
+      words = {exclusive_or(exclusive_or(high(product1), words[1]), k0), low(product1),
+               exclusive_or(exclusive_or(high(product0), words[3]), k1), low(product0)};
+    }
+    // Word j % 4 of block j / 4 decides about column j.
+    const double threshold = static_cast<double>(static_cast<float>(a_.call.dropout_p)) * kTwo32;
+    const auto limit = static_cast<std::int64_t>(threshold);
+    const Tensor stacked = aten("aten::stack", "", std::vector<Tensor>(words.begin(), words.end()), std::int64_t{3});
+    const Tensor by_column = reshape(stacked, {d_.batch, d_.heads, d_.rows, blocks * 4});
+    return at_least(narrow(by_column, 3, 0, d_.keys), integer(limit));
+  }
+
+ private:
+  static constexpr double kTwo32 = 4294967296.0;
+
+  static Tensor integer(std::int64_t value) {
+    AtenTensorHandle result = nullptr;
+    ok(aoti_torch_scalar_to_tensor_int64(value, &result), "a number");
+    return Tensor(result);
+  }
+  static Tensor floating(const Tensor& t) { return to(t, aoti_torch_dtype_float64()); }
+  static Tensor multiply(const Tensor& a, const Tensor& b) { return mul(a, b); }  // int64: modulo 2^64
+  static Tensor exclusive_or(const Tensor& a, const Tensor& b) { return aten("aten::bitwise_xor", "Tensor", a, b); }
+  static Tensor low(const Tensor& t) { return aten("aten::bitwise_and", "Tensor", t, integer(0xFFFFFFFF)); }
+  static Tensor high(const Tensor& t) { return low(aten("aten::bitwise_right_shift", "Tensor", t, integer(32))); }
+  /// A sum in float64 modulo 2^32, as int64.
+  static Tensor wrapped(const Tensor& t) { return index(aten("aten::remainder", "Tensor", t, number(kTwo32))); }
+  static Tensor bumped(const Tensor& key, std::uint32_t step, int round) {
+    const auto all = static_cast<double>(static_cast<std::uint32_t>(step * static_cast<std::uint32_t>(round)));
+    return reshape(wrapped(add(floating(key), number(all))), {1, 1, 1});
+  }
+  Tensor ones_index() const {
+    const Tensor one = empty(a_.q, aoti_torch_dtype_float64(), {1});
+    fill(one, 1.0);
+    return index(one);
+  }
+  Tensor kept_none() const {
+    const Tensor none = empty(a_.q, aoti_torch_dtype_bool(), {d_.batch, d_.heads, d_.rows, d_.keys});
+    fill(none, 0.0);
+    return none;
+  }
+
+  const Arguments& a_;
+  const Dense& d_;
+};
+
+Tensor dropout_keep(const Arguments& a, const Dense& d) {
+  // CYNOSURE_CHECK=1 takes the other devices' way here too, so that it can be checked where no such device is.
+  const bool on_cpu = a.call.q.device_kind == aoti_torch_device_type_cpu();
+  const Tensor kept = on_cpu && !a.check_values ? kept_on_cpu(a, d) : TensorPhilox(a, d).kept();
+  // 1 / (1 - p) in float64: the mask of the kernels has it in float32.
   const double scale = a.call.dropout_p < 1 ? 1.0 / (1.0 - a.call.dropout_p) : 0.0;
-  return mul(to(no(equal(keep, number(0.0))), d.type), number(scale));
+  return mul(to(kept, d.type), number(scale));
 }
 
 /// Something that no row attends, or that attends nothing, may hold NaN: it counts as 0.
