@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // torch/run_unfused.cpp: the reference `unfused`: the definition (docs/attention.md) in torch's own operators, with all
 // scores in memory. 16-bit tensors are computed in float32. Nothing here reads device memory on the host.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -162,10 +163,10 @@ OptionalTensor lengths_of(const OptionalTensor& t, std::int64_t batch) {
   return reshape(to(*t, aoti_torch_dtype_float64()), {batch, 1, 1, 1});
 }
 
-/// max_seqlen where it is given, the longest sequence on the CPU, else the tokens.
-std::int64_t longest(const Arguments& a, const OptionalTensor& cumulative, std::int64_t stated, std::int64_t bound) {
-  if (stated >= 0 || a.call.q.device_kind != aoti_torch_device_type_cpu()) return bound;
+/// The longest sequence on the CPU; elsewhere max_seqlen where it is given, at most the tokens.
+std::int64_t longest(const Arguments& a, const OptionalTensor& cumulative, std::int64_t bound, std::int64_t tokens) {
   if (a.attn_bias || a.attn_mask) return bound;  // these are as large as the bound
+  if (a.call.q.device_kind != aoti_torch_device_type_cpu()) return std::min(bound, tokens);
   const std::int32_t* starts = host_lengths(cumulative);
   std::int64_t most = 0;
   for (std::int64_t b = 0; b < a.sizes.batch; ++b) most = std::max<std::int64_t>(most, starts[b + 1] - starts[b]);
@@ -306,8 +307,8 @@ Dense prepare(const Arguments& a) {
   d.rows = a.sizes.seqlen_q;
   d.keys = a.sizes.seqlen_k;
   if (a.call.dims == Dims::thd) {
-    d.rows = longest(a, a.seqlens_q, a.call.max_seqlen_q, d.rows);
-    d.keys = longest(a, a.seqlens_k, a.call.max_seqlen_k, d.keys);
+    d.rows = longest(a, a.seqlens_q, d.rows, sizes(a.q)[0]);
+    d.keys = longest(a, a.seqlens_k, d.keys, sizes(a.k)[0]);
     d.padding_q = padding_of(a.q, *a.seqlens_q, d.batch, d.rows);
     d.padding_k = padding_of(a.k, *a.seqlens_k, d.batch, d.keys);
     d.lengths_q = d.padding_q->lengths;
@@ -341,6 +342,32 @@ Dense prepare(const Arguments& a) {
   }
   if (a.call.dropout_p > 0) d.keep = dropout_keep(a, d);
   return d;
+}
+
+/// weights x values, where a weight of 0 hides a NaN or an infinity, as in the kernels of `cpu`. Whether there are any is
+/// read on the CPU only: elsewhere that would wait for the device, and a plain product is what the fused kernels do.
+Tensor weighted(const Tensor& weights, const Tensor& values) {
+  if (device_type(values) != aoti_torch_device_type_cpu()) return matmul(weights, values);
+  const Tensor finite = aten("aten::isfinite", "", values);
+  if (*static_cast<const bool*>(data(aten("aten::all", "", finite)))) return matmul(weights, values);
+  const auto hits = [&](const Tensor& which) {  // whether a weight that is not 0 meets one of these
+    const Tensor heavy = to(no(equal(weights, number(0.0))), dtype(values));
+    return less(number(0.0), matmul(heavy, to(which, dtype(values))));
+  };
+  const Tensor infinite = aten("aten::isinf", "", values);
+  const Tensor positive = less(number(0.0), values);
+  const Tensor up = both(infinite, positive);
+  const Tensor down = both(infinite, no(positive));
+  // A negative weight turns an infinity over; then the sum is NaN or of the other sign. Weights are of one sign in the
+  // forward pass; in the backward pass any of these is reported as NaN.
+  const Tensor negative = aten("aten::any", "", less(weights, number(0.0)));
+  Tensor result = matmul(weights, masked_fill(values, no(finite), 0.0));
+  result = masked_fill(result, hits(up), kInfinity);
+  result = masked_fill(result, hits(down), -kInfinity);
+  const auto either = [](const Tensor& a, const Tensor& b) { return aten("aten::logical_or", "", a, b); };
+  const Tensor undefined_sum = either(hits(aten("aten::isnan", "", values)),
+                                      either(both(hits(up), hits(down)), both(hits(infinite), negative)));
+  return masked_fill(result, undefined_sum, std::numeric_limits<double>::quiet_NaN());
 }
 
 /// [B, H, Sq, X] with the heads of a group as rows of their key head: [B, Hkv, G * Sq, X].
@@ -418,7 +445,7 @@ ForwardResult forward_unfused(const Arguments& a) {
   const Softmax softmax = softmax_of(a, d, scores(a, d).s);
   Tensor p = softmax.p;
   if (d.keep) p = mul(p, *d.keep);
-  Tensor out = ungrouped(d, matmul(grouped(d, p), *d.v));
+  Tensor out = ungrouped(d, weighted(grouped(d, p), *d.v));
   if (dead) out = masked_fill(out, *dead, 0.0);
   write(a, result.out, out, d.padding_q);
   if (a.call.training || a.call.return_lse) {
@@ -473,8 +500,9 @@ BackwardResult backward_unfused(const Arguments& a, const BackwardInputs& in) {
   const Tensor& p = softmax.p;
   const Tensor kept = d.keep ? mul(p, *d.keep) : p;
   const Tensor rows_dout = grouped(d, dout);
-  write(a, result.dv, matmul(transpose(grouped(d, kept), 2, 3), rows_dout), d.padding_k);
+  write(a, result.dv, weighted(transpose(grouped(d, kept), 2, 3), rows_dout), d.padding_k);
   Tensor dp = ungrouped(d, matmul(rows_dout, transpose(*d.v, 2, 3)));
+  if (d.visible) dp = masked_fill(dp, no(*d.visible), 0.0);
   if (d.keep) dp = mul(dp, *d.keep);
   Tensor delta = sum(mul(p, dp), {3}, true);
   if (in.grad_lse) {
@@ -499,8 +527,8 @@ BackwardResult backward_unfused(const Arguments& a, const BackwardInputs& in) {
   }
   if (score.tangent) ds = mul(ds, sub(number(1.0), mul(*score.tangent, *score.tangent)));
   const Tensor rows_ds = grouped(d, mul(ds, number(a.scale)));
-  write(a, result.dq, ungrouped(d, matmul(rows_ds, *d.k)), d.padding_q);
-  write(a, result.dk, matmul(transpose(rows_ds, 2, 3), grouped(d, *d.q)), d.padding_k);
+  write(a, result.dq, ungrouped(d, weighted(rows_ds, *d.k)), d.padding_q);
+  write(a, result.dk, weighted(transpose(rows_ds, 2, 3), grouped(d, *d.q)), d.padding_k);
   return result;
 }
 
