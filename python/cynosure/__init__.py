@@ -7,7 +7,7 @@ Only what runs attention needs torch, and imports it at its first use: `attentio
 
 from typing import TYPE_CHECKING, Any
 
-from cynosure import _core, faults
+from cynosure import _core, faults, ledgers
 from cynosure._core import Backend
 from cynosure.api import select
 from cynosure.backend import Contract, FusedAttnBackend, prefer, require
@@ -15,7 +15,7 @@ from cynosure.decision import Decision, Fix, Reason
 from cynosure.device import Device
 from cynosure.errors import NoBackendError
 from cynosure.explain import explain
-from cynosure.ledger import ledger
+from cynosure.ledgers import ledger
 from cynosure.problem import Problem
 from cynosure.settings import Settings
 from cynosure.te import AttentionParams, get_attention_backend
@@ -23,11 +23,17 @@ from cynosure.version import Version
 
 if TYPE_CHECKING:
     from cynosure.attention import attention
+    from cynosure.dot_product_attention import DotProductAttention
+    from cynosure.sdpa import scaled_dot_product_attention
 
 __version__: str = _core.VERSION
 
 # Where the names that need torch live.
-_OF_TORCH = {"attention": "attention"}
+_OF_TORCH = {
+    "DotProductAttention": "dot_product_attention",
+    "attention": "attention",
+    "scaled_dot_product_attention": "sdpa",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -47,6 +53,7 @@ __all__ = [
     "Contract",
     "Decision",
     "Device",
+    "DotProductAttention",
     "Fix",
     "FusedAttnBackend",
     "NoBackendError",
@@ -60,7 +67,9 @@ __all__ = [
     "faults",
     "get_attention_backend",
     "ledger",
+    "ledgers",
     "prefer",
     "require",
+    "scaled_dot_product_attention",
     "select",
 ]

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 
 from cynosure import _core
 from cynosure.device import OPERATORS
@@ -39,10 +40,30 @@ torch.ops.load_library(str(OPERATORS))
 _library = torch.library.Library("cynosure", "FRAGMENT")  # noqa: TOR901  # lives as long as this module
 _library.define("draw_seed(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 
+transforms_active = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
+
 surface = torch.ops.cynosure.attention.default
 raw_forward = torch.ops.cynosure.attention_forward.default
 raw_backward = torch.ops.cynosure.attention_backward.default
 draw_seed = torch.ops.cynosure.draw_seed.default
+
+
+def unusual() -> bool:
+    """Whether a call meets torch.func's transforms, a dispatch mode or dual tensors; almost none does."""
+    return transforms_active() or _modes() or forward_ad._current_level >= 0  # type: ignore[no-any-return]
+
+
+def seed_of_call(like: Any) -> Any:
+    """A seed for dropout from torch's generator, int64 [2]."""
+    if transforms_active():
+        from cynosure import _transforms
+
+        return _transforms.draw_seed(like)
+    try:
+        return draw_seed(like)
+    except RuntimeError as error:
+        return draw_seed(*_known_to_dtensor(error, like))
 
 
 def typed(error: BaseException) -> NoReturn:
@@ -310,7 +331,37 @@ def gradient_bits(q: Any, k: Any, v: Any, attn_bias: Any, attn_mask: Any, sinks:
 
 
 def run(q: Any, k: Any, v: Any, rest: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Calls the raw forward, through autograd where a gradient is wanted: (out, lse)."""
+    """Calls the raw forward, by way of what differentiates it where that is wanted: (out, lse). Errors have their types."""
+    if unusual():
+        from cynosure import _integrations, _transforms
+
+        _integrations.count_flops()
+        if forward_ad._current_level >= 0:
+            _transforms.refuse_dual_tensors(q, k, v, *rest[:_REST_TENSORS])
+        if transforms_active():
+            return _transforms.run(q, k, v, rest)
+    try:
+        return _run(q, k, v, rest)
+    except RuntimeError as error:
+        return run_again(error, q, k, v, rest)
+
+
+def run_again(error: RuntimeError, q: Any, k: Any, v: Any, rest: tuple[Any, ...]) -> tuple[Any, Any]:
+    """A second try where DTensor did not know what it needs; otherwise raises the error with its type."""
+    q, k, v, *tensors = _known_to_dtensor(error, q, k, v, *rest[:_REST_TENSORS])
+    try:
+        return _run(q, k, v, (*tensors, *rest[_REST_TENSORS:]))
+    except RuntimeError as second:
+        typed(second)
+
+
+def _known_to_dtensor(error: RuntimeError, *tensors: Any) -> tuple[Any, ...]:
+    from cynosure import _integrations
+
+    return _integrations.as_dtensors(tensors) or typed(error)
+
+
+def _run(q: Any, k: Any, v: Any, rest: tuple[Any, ...]) -> tuple[Any, Any]:
     if torch.is_grad_enabled():
         attn_bias, attn_mask, _, sinks = rest[:4]
         bits = gradient_bits(q, k, v, attn_bias, attn_mask, sinks)
@@ -382,3 +433,4 @@ def _surface(
 
 
 _library.impl("attention", _surface, "CompositeImplicitAutograd")
+_library.impl("attention", _surface, "FuncTorchDynamicLayerFrontMode")  # with torch.func's transforms still around it

@@ -7,13 +7,15 @@ Every string goes through `Text`: what is printed may come from a file of faults
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cynosure._core import Backend
+from cynosure._core import Backend, settings_with
 from cynosure.decision import Decision, Reason
 from cynosure.explain import (
     CHOSEN,
@@ -29,6 +31,11 @@ from cynosure.explain import (
     symbolic,
     verdicts,
 )
+from cynosure.ledgers import changes_by_kind
+from cynosure.settings import settings_of_word
+
+if TYPE_CHECKING:
+    from cynosure.ledgers import Change, Ledger, Replay
 
 STYLES = {
     CHOSEN: "bold green",
@@ -114,6 +121,15 @@ def _facts_text(decision: Decision) -> str:
 
 
 def _verdict_table(decision: Decision) -> Table:
+    return _verdicts(decision, preference(decision))
+
+
+def verdict(decision: Decision, backend: Backend) -> RenderableType:
+    """The row of one backend."""
+    return _verdicts(decision, (backend,))
+
+
+def _verdicts(decision: Decision, backends: Sequence[Backend]) -> Table:
     table = Table(
         box=box.HORIZONTALS, pad_edge=False, padding=(0, 2, 0, 0), show_lines=True, header_style="bold", expand=False
     )
@@ -121,11 +137,11 @@ def _verdict_table(decision: Decision) -> Table:
     table.add_column("verdict", min_width=9, max_width=16)
     table.add_column("why, and what would change it", overflow="fold", ratio=1)
     reasons = decision.reasons
-    for backend in preference(decision):
+    for backend in backends:
         words = verdicts(decision, backend, reasons[backend])
         style = STYLES[words[0]]
-        verdict = Text("\n").join([Text(word, STYLES[word]) for word in words])
-        table.add_row(Text(backend.name, style), verdict, _why(decision, backend, reasons[backend]))
+        said = Text("\n").join([Text(word, STYLES[word]) for word in words])
+        table.add_row(Text(backend.name, style), said, _why(decision, backend, reasons[backend]))
     return table
 
 
@@ -155,25 +171,108 @@ def _reason_rows(reason: Reason) -> list[tuple[str, Text | str]]:
     return rows
 
 
-def as_text(renderable: RenderableType) -> str:
-    """A table as plain text, as wide as it needs."""
-    return text_of(renderable, 200, color=False)
-
-
-def ledger_table(ledger: Any) -> RenderableType:
-    """The decisions with their counts."""
-    table = table_of("backend", "forward", "backward", "call", "not, because")
-    for entry in ledger:
-        decision = entry.decision
-        chosen = Text("none", "red") if decision.backend is None else Text(decision.backend.name, "green")
-        why = "; ".join(
-            f"{backend.name}: {reasons[0].rule}"
-            for backend, reasons in decision.reasons.items()
-            if reasons and reasons[0].way == "not_eligible" and not reasons[0].rule.endswith(".device")
-        )
+def ledger_table(ledger: Ledger) -> RenderableType:
+    """A row for each group of decisions, with ranges of batch and lengths."""
+    table = table_of("#", "backend", "forward", "backward", "calls")
+    for column in table.columns[2:4]:
+        column.justify = "right"
+    for column in table.columns[:4]:
+        column.no_wrap = True
+    machines = len({entry.decision.device for entry in ledger})
+    groups = ledger.groups()
+    for group in groups:
         table.add_row(
-            chosen, Text(str(entry.forward)), Text(str(entry.backward)), Text(decision.call_text()), Text(why, "dim")
+            Text(str(group.first), "dim"),
+            _backend_text(group.decisions[0].backend),
+            Text(f"{group.forward:,}"),
+            Text(f"{group.backward:,}"),
+            Text("\n").join(_group_lines(group.decisions, machines > 1)),
         )
+    parts: list[RenderableType] = [table, Text()] if groups else []
     if ledger.unlisted:
-        table.add_row(Text("..."), Text(""), Text(""), Text(f"{ledger.unlisted} more calls, unlisted: it is full"), Text())
-    return table
+        text = f"{ledger.unlisted:,} more calls are not listed: the ledger was full when their decisions came"
+        parts.append(Text(text, "yellow"))
+    parts.append(Text(_ledger_foot(len(ledger), len(groups)), "dim"))
+    return Group(*parts)
+
+
+def _ledger_foot(decisions: int, groups: int) -> str:
+    if not decisions:
+        return "no operator has made a decision yet"
+    what = f"{_counted(decisions, 'decision')} in {_counted(groups, 'row')}"
+    return f"{what}; cynosure.ledger()[#].decision.explain() gives every reason"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _backend_text(backend: Backend | None) -> Text:
+    return Text("none", "bold red") if backend is None else Text(backend.name, "bold green")
+
+
+def _group_lines(decisions: Sequence[Decision], name_machine: bool) -> list[Text]:
+    """What calls have in common, the ranges of what they have not, and the rules against what else this machine runs."""
+    lines = [Text(describe_call(_ranges(decisions)))]
+    if len(decisions) > 1:
+        lines[0].append(f"  ({len(decisions):,} different)", "dim")
+    settings = describe_settings(settings_of_word(settings_with(decisions[0].settings.word, enforce=False)))
+    if settings != "defaults":
+        lines.append(Text(settings, "magenta"))
+    if name_machine:
+        lines.append(Text(describe_device(decisions[0].device), "dim"))
+    against = _against(decisions)
+    if against:
+        lines.append(Text(f"not {against}", "dim"))
+    return lines
+
+
+def _ranges(decisions: Sequence[Decision]) -> dict[str, Any]:
+    """A problem's fields, with batch and lengths as ranges."""
+    values = decisions[0].problem.to_dict()
+    for name in ("batch", "seqlen_q", "seqlen_k"):
+        found = [getattr(decision.problem, name) for decision in decisions]
+        values[name] = str(found[0]) if min(found) == max(found) else f"{min(found)}-{max(found)}"
+    return values
+
+
+def _against(decisions: Sequence[Decision]) -> str:
+    """The rules that exclude backends which this machine could run."""
+    rules: dict[str, dict[str, None]] = {}
+    for decision in decisions[:_MOST_EXPLAINED]:
+        for backend, reasons in decision.reasons.items():
+            if any(reason.way != "not_eligible" or reason.rule.endswith(".device") for reason in reasons):
+                continue
+            for reason in reasons:
+                rules.setdefault(backend.name, {})[reason.rule] = None
+    return "; not ".join(f"{name}: {', '.join(found)}" for name, found in rules.items())
+
+
+_MOST_EXPLAINED = 64  # of a group: rules that lengths decide seldom differ within one
+
+
+def replay_report(replay: Replay) -> RenderableType:
+    """One line where nothing changed; else a row for each kind of change."""
+    full = f", {replay.unlisted:,} calls beyond it were not recorded" if replay.unlisted else ""
+    if not replay.changes:
+        return Text(f"{_counted(replay.decisions, 'decision')} replayed: all the same{full}")
+    table = table_of("was", "is now", "calls, and why")
+    for changes in changes_by_kind(replay.changes):
+        decisions = [change.now for change in changes]
+        lines = [*_group_lines(decisions, False)[:1], Text(_why_changed(changes[0]), "dim")]
+        was = changes[0].recorded
+        table.add_row(Text("none" if was is None else was), _backend_text(decisions[0].backend), Text("\n").join(lines))
+    head = f"{replay.decisions:,} decisions replayed, {len(replay.changes):,} changed{full}"
+    return Group(table, Text(), Text(head, "bold red"))
+
+
+def _why_changed(change: Change) -> str:
+    """What is against the recorded backend now, or what came before it."""
+    now = change.now
+    if change.recorded is None:
+        return f"nothing was eligible; now {because(now)}"
+    backend = Backend[change.recorded]
+    reasons = now.reasons[backend]
+    if not reasons:
+        return f"{backend.name} is still eligible; {because(now)}"
+    return "; ".join(f"{backend.name} needs {reason.required} ({reason.rule})" for reason in reasons)

@@ -23,14 +23,16 @@ from cynosure._operators import (
     raw_forward,
     rest_of,
     run,
+    run_again,
+    seed_of_call,
     surface,
-    typed,
+    unusual,
 )
 from cynosure._tracing import call, compiling, in_traces, traced_word
 from cynosure.backend import BackendArgument, Contract
 from cynosure.settings import _word_with, eager_now
 
-_is_autocast_enabled = torch.is_autocast_enabled
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 is_grad_enabled = torch.is_grad_enabled
 _no_limits = (-1, -1)
 
@@ -103,8 +105,8 @@ def attention(
         raise ValueError(f"causal: got {causal!r}, expected True or False")
     if attn_mask is not None and attn_mask.dim() < 4:
         attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
-    if _is_autocast_enabled(q.device.type):
-        q, k, v, attn_bias, attn_mask = _autocast(q.device.type, q, k, v, attn_bias, attn_mask)
+    if _is_any_autocast_enabled():
+        q, k, v, attn_bias, attn_mask, sinks = _autocast(q.device.type, q, k, v, attn_bias, attn_mask, sinks)
     plain = (
         attn_bias is None
         and attn_mask is None
@@ -189,63 +191,63 @@ def attention(
         word = _word_for(word, backend, policy)
     isa, check = ENVIRONMENT.get(b"CYNOSURE_CPU_ISA"), ENVIRONMENT.get(b"CYNOSURE_CHECK")
     runtime = 0 if isa is None and check is None else _runtime(isa, check)
-    try:
-        if plain:
-            options = dims | runtime
-            if causal:
-                options |= CAUSAL
-            if align == "top_left":
-                options |= TOP_LEFT
-            if scale is not None:
-                options |= SCALE_GIVEN
-            training = is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-            if training:
-                options |= TRAINING
-            rest = (
-                *PLAIN_REST,
-                -1,
-                -1,
-                window_size[0],
-                window_size[1],
-                1.0 if scale is None else scale,
-                softcap,
-                0.0,
-                options,
-                word,
-            )
-            return apply_plain(q, k, v, rest) if training else raw_forward(q, k, v, *rest)[0]
-        if dropout_p and dropout_seed is None:
-            dropout_seed = draw_seed(q)
-        out, lse = run(
-            q,
-            k,
-            v,
-            rest_of(
-                dims,
-                causal,
-                align == "top_left",
-                window_size[0],
-                window_size[1],
-                attn_bias,
-                attn_mask,
-                alibi_slopes,
-                softcap,
-                sinks,
-                scale,
-                dropout_p,
-                dropout_seed,
-                lengths_q,
-                lengths_k,
-                -1 if max_seqlen_q is None else max_seqlen_q,
-                -1 if max_seqlen_k is None else max_seqlen_k,
-                return_lse,
-                lse_grad,
-                runtime,
-                word,
-            ),
+    if plain and not unusual():
+        options = dims | runtime
+        if causal:
+            options |= CAUSAL
+        if align == "top_left":
+            options |= TOP_LEFT
+        if scale is not None:
+            options |= SCALE_GIVEN
+        training = is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        if training:
+            options |= TRAINING
+        rest = (
+            *PLAIN_REST,
+            -1,
+            -1,
+            window_size[0],
+            window_size[1],
+            1.0 if scale is None else scale,
+            softcap,
+            0.0,
+            options,
+            word,
         )
-    except RuntimeError as error:
-        typed(error)
+        try:
+            return apply_plain(q, k, v, rest) if training else raw_forward(q, k, v, *rest)[0]
+        except RuntimeError as error:
+            return run_again(error, q, k, v, rest)[0]
+    if dropout_p and dropout_seed is None:
+        dropout_seed = seed_of_call(q)
+    out, lse = run(
+        q,
+        k,
+        v,
+        rest_of(
+            dims,
+            causal,
+            align == "top_left",
+            window_size[0],
+            window_size[1],
+            attn_bias,
+            attn_mask,
+            alibi_slopes,
+            softcap,
+            sinks,
+            scale,
+            dropout_p,
+            dropout_seed,
+            lengths_q,
+            lengths_k,
+            -1 if max_seqlen_q is None else max_seqlen_q,
+            -1 if max_seqlen_k is None else max_seqlen_k,
+            return_lse,
+            lse_grad,
+            runtime,
+            word,
+        ),
+    )
     return (out, lse) if return_lse else out
 
 
@@ -258,13 +260,20 @@ def _check_window(window_size: Any) -> None:
         raise ValueError(f"window_size: got {window_size!r}, expected (left, right), two ints")
 
 
-def _autocast(device: str, *tensors: Any) -> Any:
-    """As autocast does for SDPA: floating tensors that are not float64 take its dtype."""
+def _autocast(device: str, q: Any, k: Any, v: Any, attn_bias: Any, attn_mask: Any, sinks: Any) -> Any:
+    """As autocast does for SDPA: floating tensors that are not float64 take its dtype. Float32 sinks may stay."""
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return q, k, v, attn_bias, attn_mask, sinks
     dtype = torch.get_autocast_dtype(device)
     return tuple(
         [
-            t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t
-            for t in tensors
+            t.to(dtype)
+            if t is not None
+            and t.is_floating_point()
+            and t.dtype != torch.float64
+            and not (t is sinks and t.dtype == torch.float32)
+            else t
+            for t in (q, k, v, attn_bias, attn_mask, sinks)
         ]
     )
 

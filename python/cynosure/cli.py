@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `cynosure env | explain | select | matrix | diff | rules | demo`.
+"""The command line: `cynosure env | explain | select | matrix | diff | rules | replay | demo`.
 
 Errors are one line on stderr and exit status 2. Only this module and the commands' own modules print.
 """
@@ -81,7 +81,8 @@ def parser() -> Parser:
     _add_matrix(commands)
     _add_diff(commands)
     _add_rules(commands)
-    _command(commands, "demo", "a tour of about ten seconds", _run_demo)
+    _add_replay(commands)
+    _add_demo(commands)
     _command(commands, "bench", "speed of the operators; not part of this release", _run_bench)
     return top
 
@@ -105,7 +106,9 @@ def _command(commands: Any, name: str, text: str, run: Callable[[argparse.Namesp
 
 
 def _no_command(args: argparse.Namespace) -> int:
-    raise UsageError("expected a command: env, explain, select, matrix, diff, rules or demo\ntry: cynosure --help")
+    raise UsageError(
+        "expected a command: env, explain, select, matrix, diff, rules, replay or demo\ntry: cynosure --help"
+    )
 
 
 def console(width: int | None = None) -> Console:
@@ -328,10 +331,50 @@ def _run_diff(args: argparse.Namespace) -> int:
     return 0
 
 
+def _add_replay(commands: Any) -> None:
+    command = _command(
+        commands,
+        "replay",
+        "make the decisions of a saved ledger again: status 1 where one has changed, 2 for a file that is no ledger",
+        _run_replay,
+    )
+    command.add_argument("ledger", type=Path, metavar="FILE", help="what cynosure.ledger().save(FILE) wrote")
+    command.add_argument("--here", action="store_true", help="for this machine; default: for the recorded one")
+    command.add_argument("--json", action="store_true", help="the changes as JSON")
+
+
+def _run_replay(args: argparse.Namespace) -> int:
+    from cynosure import ledgers
+
+    current_word()  # reads the variables: added fault rows of the recorded run have to be known
+    found = ledgers.replay(args.ledger, here=args.here)
+    if args.json:
+        show_json({"decisions": found.decisions, "changes": [change.to_dict() for change in found.changes]})
+    else:
+        show(found)
+    return 1 if found.changes else 0
+
+
+def _add_demo(commands: Any) -> None:
+    command = _command(
+        commands, "demo", "train a small language model for a minute, compiled, and show what attention did", _run_demo
+    )
+    command.add_argument("--explain", action="store_true", help="real models on five GPUs instead; no torch needed")
+    command.add_argument("--seconds", type=float, default=45, metavar="N", help="how long to train (default: 45)")
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and batches (default: 0)")
+    command.add_argument("--out", type=Path, metavar="FOLDER", help="write loss.svg and ledger.json there")
+    command.add_argument("--quiet", action="store_true", help="print nothing unless something does not hold")
+    command.add_argument("--no-color", action="store_true", help="plain text")
+
+
 def _run_demo(args: argparse.Namespace) -> int:
     from cynosure import demo
 
-    return demo.run()
+    if not 0 < args.seconds <= 86400:
+        raise UsageError(f"--seconds: got {args.seconds:g}, expected more than 0 and at most 86400")
+    return demo.run(
+        demo.Options(args.explain, args.seconds, args.seed, args.out, quiet=args.quiet, color=not args.no_color)
+    )
 
 
 def _run_bench(args: argparse.Namespace) -> int:

@@ -1,271 +1,344 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`cynosure demo`: real models on machines that are not here, and one compiled function. About ten seconds."""
+"""`cynosure demo`: a small language model, trained for a minute in one compiled graph, and what its attention did."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
+import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cynosure import _calls, diff
-from cynosure._core import Backend
-from cynosure.api import select
-from cynosure.decision import Decision
-from cynosure.device import Device
-from cynosure.explain import hypothetical, render
-from cynosure.problem import Problem
-from cynosure.settings import Settings
+from cynosure._demo import tour
+from cynosure._demo.stage import ClaimError, Part, claim, text, torch_is_there, without_settings
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
-MACHINES = ("a100", "h100", "h200", "b200", "rtx5090")
-CALLS: dict[str, dict[str, Any]] = {
-    "Llama-3 8B, training 8k": {"model": "Llama-3 8B", "batch": 2, "seqlen_q": 8192},
-    "Llama-3 8B, decode": {"model": "Llama-3 8B", "batch": 32, "seqlen_q": 1, "seqlen_k": 8192, "training": False},
-    "Gemma-2 9B, training 8k": {"model": "Gemma-2 9B", "batch": 2, "seqlen_q": 8192},
-    "DeepSeek-V3, training 4k": {"model": "DeepSeek-V3", "batch": 1, "seqlen_q": 4096},
-    "GPT-OSS 120B, training 8k": {"model": "GPT-OSS 120B", "batch": 1, "seqlen_q": 8192},
-}
-INSTRUCTIVE = ("Gemma-2 9B, training 8k", "h200")
-UPGRADES = (("9.10.1", "9.21.0"), ("9.19.0", "9.26.0"))
-LENGTHS = tuple(128 + 61 * i for i in range(16))
+    from cynosure._demo.comparison import Contest, Frames
+    from cynosure._demo.text import Corpus
+    from cynosure._demo.training import Run
+    from cynosure.ledgers import Ledger
 
-
-class ClaimError(Exception):
-    """Something that the demonstration says does not hold."""
+CHART_WIDTH, CHART_HEIGHT = 84, 10
+FALL = 0.5  # nats that the loss has to fall by, on text that is not trained on
+BATCHES_FOR_SDPA = 16
+SECONDS_A_CONTEST = 2.0
+ELSEWHERE = "h200"  # the machine that the last part asks about
 
 
-def run() -> int:
-    """All parts; 1 if one of them does not hold."""
-    from cynosure.cli import show
+@dataclass(frozen=True)
+class Options:
+    """Of the command."""
 
-    settings = Settings()
+    explain: bool = False
+    seconds: float = 45
+    seed: int = 0
+    out: Path | None = None
+    quiet: bool = False
+    color: bool = True
+
+
+def run(options: Options) -> int:
+    """The demonstration; 1 if something it says does not hold."""
+    from cynosure import cli
+
+    console = cli.console()
+    console.no_color = not options.color
+    console.quiet = options.quiet
+    if options.explain:
+        return _show(console, tour.PARTS)
+    if not torch_is_there():
+        status = _show(console, tour.PARTS)
+        console.print(
+            text("\nWithout torch and the operators there is no model to train: this was the part that only asks.")
+        )
+        console.print(text("pip install 'cynosure[torch]', then again: cynosure demo"))
+        return status
+    with without_settings(), _quiet_torch():
+        return _show(console, MainJob(console, options).parts())
+
+
+def _show(console: Console, parts: tuple[Part, ...]) -> int:
+    """Parts one after the other; a claim that fails ends its part and fails the demonstration."""
+    from cynosure._render import text_of
+
     failed = False
-    for title, part in PARTS:
-        show(_rule(title))
+    for title, part in parts:
+        console.print(text(f"== {title}", "bold cyan"))
         try:
-            show(*part(settings), "")
+            for shown in part():
+                if console.is_terminal:
+                    console.print(shown)
+                else:
+                    console.print(text_of(shown, console.width, False), soft_wrap=True)
+            console.print()
         except ClaimError as error:
             failed = True
             print(f"cynosure: error: demo: {error}", file=sys.stderr)
-        sys.stdout.flush()
     return 1 if failed else 0
 
 
-def _rule(title: str) -> RenderableType:
-    from rich.text import Text
+class _quiet_torch:  # noqa: N801  # reads as what it does
+    """What torch says about the machine (no CUDA toolkit, ...) stays out of the picture meanwhile."""
 
-    return Text(f"== {title}", "bold cyan")
+    def __enter__(self) -> None:
+        self._logger = logging.getLogger("torch")
+        self._level = self._logger.level
+        self._extension = logging.getLogger("torch.utils.cpp_extension")
+        self._extension_level = self._extension.level
+        for logger in (self._logger, self._extension):
+            logger.setLevel(logging.ERROR)
+        self._warnings = warnings.catch_warnings()
+        self._warnings.__enter__()
+        warnings.simplefilter("ignore")
 
-
-def _text(text: str, style: str = "") -> RenderableType:
-    from rich.text import Text
-
-    return Text(text, style)
-
-
-def claim(holds: bool, text: str) -> None:
-    """Stops the part where a claim fails."""
-    if not holds:
-        raise ClaimError(text)
-
-
-def problem(name: str) -> Problem:
-    """A call of the demonstration."""
-    call = dict(CALLS[name])
-    return _calls.call(call.pop("model"), **call)
+    def __exit__(self, *error: Any) -> None:
+        self._warnings.__exit__(*error)
+        self._logger.setLevel(self._level)
+        self._extension.setLevel(self._extension_level)
 
 
-# --- the parts; each yields what is shown
+class MainJob:
+    """The parts around the training run, which comes first."""
+
+    def __init__(self, console: Console, options: Options) -> None:
+        self.console, self.options = console, options
+        self._corpus: Corpus | None = None
+        self._run: Run | None = None
+        self._ledger: Ledger | None = None
+
+    def parts(self) -> tuple[Part, ...]:
+        """In the order in which they are shown."""
+        return (
+            ("A language model on the source of this Python", self.train),
+            ("The loss", self.loss),
+            ("Graphs compiled", self.graphs),
+            ("A variable, set and unset again in mid-run", self.flip),
+            ("The ledger: every decision of the run", self.ledger),
+            ("Time against torch SDPA, forward and backward", self.time),
+            ("Why not cuDNN?", self.refused),
+            ("Try next", self.hints),
+        )
+
+    @property
+    def result(self) -> Run:
+        """The run; a part whose training failed has nothing to show."""
+        claim(self._run is not None, "there was no training run")
+        assert self._run is not None
+        return self._run
+
+    def train(self) -> Iterator[RenderableType]:
+        """The main job, with a bar."""
+        from cynosure._demo import text as texts
+        from cynosure._demo.training import Training
+
+        corpus = texts.standard_library()
+        yield text(
+            f"{corpus.folder}/*.py: {corpus.files} files, {corpus.size / 1e6:.1f} MB, "
+            f"{len(corpus.train) + len(corpus.held_out):,} functions of {texts.SHORTEST} to {texts.LONGEST} bytes.",
+            "dim",
+        )
+        yield text(
+            "Each function is a sequence. A batch is 4 to 16 of them, one after the other, without padding (thd).",
+            "dim",
+        )
+        training = Training(corpus, self.options.seconds, self.options.seed)
+        self._progress(training)
+        run = training.run
+        import cynosure
+
+        self._run, self._ledger = run, cynosure.ledger()
+        yield text(
+            f"{run.parameters:,} parameters, {run.compiler}: {len(run.losses)} steps, {run.tokens:,} tokens in "
+            f"{run.seconds:.0f} s, and {run.compiling:.0f} s of compiling."
+        )
+
+    def _progress(self, training: Any) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[what]}", style="dim"),
+        )
+        run = training.run
+        with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as bar:
+            task = bar.add_task("compiling", total=1.0, what="one graph for all lengths, forward and backward")
+            for share in training.steps():
+                value = run.phases[-1].value if run.phases else None
+                recent = run.losses[-10:]
+                what = f"loss {sum(recent) / len(recent):.2f}" if recent else ""
+                if value is not None:
+                    what += f"  CYNOSURE_BACKEND={value}"
+                bar.update(task, completed=share, description="training", what=what)
+
+    def loss(self) -> Iterator[RenderableType]:
+        """The picture."""
+        from cynosure._demo import chart
+
+        run = self.result
+        marks = self._marks()
+        unicode = (getattr(self.console.file, "encoding", None) or "ascii").lower().startswith("utf")
+        lines = chart.curve(chart.smoothed(run.losses), CHART_WIDTH, CHART_HEIGHT, unicode=unicode)
+        lines += chart.axis(CHART_WIDTH, marks, f"{len(run.losses)} steps", unicode=unicode)
+        yield text("\n".join(lines))
+        before, after = run.held_out
+        yield text(
+            f"On functions it has not seen: {before:.2f} before, {after:.2f} after "
+            f"({before / 0.6931:.1f} and {after / 0.6931:.1f} bits a byte)."
+        )
+        if self.options.out is not None:
+            self.options.out.mkdir(parents=True, exist_ok=True)
+            path = self.options.out / "loss.svg"
+            path.write_text(chart.svg("Loss, nats a byte", run.losses, marks), encoding="utf-8")
+            yield text(f"wrote {path}", "dim")
+        claim(before - after >= FALL, f"the loss went from {before:.2f} to {after:.2f}, expected to fall by {FALL}")
+
+    def _marks(self) -> dict[str, tuple[float, float]]:
+        """Where on the curve the variable was set."""
+        run = self.result
+        start = run.phases[0].steps
+        last = max(len(run.losses) - 1, 1)
+        return {f"CYNOSURE_BACKEND={run.phases[1].value}": (start / last, (start + run.phases[1].steps - 1) / last)}
+
+    def graphs(self) -> Iterator[RenderableType]:
+        """Ours, and what SDPA needs for the same batches."""
+        from cynosure._demo import comparison
+
+        run = self.result
+        found = comparison.frames(run.batches[:BATCHES_FOR_SDPA])
+        yield self._graph_table(found)
+        yield text(
+            "All are told that sizes vary. Padded SDPA needs one graph, too: what it costs is the padding. A call for each\n"
+            "sequence has no padding, and a graph for each number of sequences.",
+            "dim",
+        )
+        frames = run.phases[0].frames
+        claim(frames == 1, f"{frames} graphs were compiled for the model before the variable changed, expected 1")
+
+    def _graph_table(self, found: Frames) -> RenderableType:
+        from rich.text import Text
+
+        from cynosure._render import table_of
+
+        run = self.result
+        sizes = {(len(batch.lengths), batch.tokens.numel()) for batch in run.batches}
+        table = table_of("attention", "batches", "graphs", "rows computed for each token")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        rows = (
+            ("cynosure, ragged: this model", f"{len(sizes)} sizes", str(run.phases[0].frames), "1.00"),
+            ("torch SDPA, padded", str(found.batches), str(found.padded), f"{found.padding:.2f}"),
+            ("torch SDPA, one call a sequence", str(found.batches), str(found.one_by_one), "1.00"),
+        )
+        for number, row in enumerate(rows):
+            table.add_row(*[Text(cell, "bold" if number == 0 else "") for cell in row])
+        return table
+
+    def flip(self) -> Iterator[RenderableType]:
+        """The ledger proves that the variable took effect at the next call."""
+        from rich.text import Text
+
+        from cynosure._demo.model import LAYERS
+        from cynosure._demo.training import FLIPPED_STEPS, FLIPPED_TO
+        from cynosure._render import table_of
+
+        run = self.result
+        table = table_of("CYNOSURE_BACKEND", "steps", "new graphs", "what ran, by the ledger: forward + backward calls")
+        for column in table.columns[1:3]:
+            column.justify = "right"
+        for phase in run.phases:
+            ran = ", ".join(f"{name} {forward:,} + {backward:,}" for name, (forward, backward) in phase.calls.items())
+            style = "magenta" if phase.value else ""
+            table.add_row(Text(phase.value or "not set", style), str(phase.steps), str(phase.frames), Text(ran, style))
+        yield table
+        calls = [set(phase.calls) for phase in run.phases]
+        claim(
+            calls[1] == {FLIPPED_TO} and run.phases[1].calls[FLIPPED_TO] == (FLIPPED_STEPS * LAYERS,) * 2,
+            f"with CYNOSURE_BACKEND={FLIPPED_TO} the ledger counts {run.phases[1].calls}",
+        )
+        claim(calls[0] == calls[2] and FLIPPED_TO not in calls[0], f"after it was unset the ledger counts {calls[2]}")
+        new = [phase.frames for phase in run.phases[1:]]
+        claim(new == [1, 0], f"{new[0]} and {new[1]} new graphs after setting and unsetting, expected 1 and 0")
+
+    def ledger(self) -> Iterator[RenderableType]:
+        """As it was when the training ended."""
+        claim(self._ledger is not None, "there is no ledger of a run")
+        assert self._ledger is not None
+        yield self._ledger.__rich__()
+        if self.options.out is not None:
+            path = self.options.out / "ledger.json"
+            self._ledger.save(path)
+            yield text(f"wrote {path}; make its decisions again: cynosure replay {path}", "dim")
+
+    def time(self) -> Iterator[RenderableType]:
+        """Interleaved, so that both have the same share of this machine."""
+        from cynosure._demo import comparison
+
+        run = self.result
+        widest = max(run.batches, key=lambda batch: batch.tokens.numel())
+        yield _contest_table(comparison.contests(widest, SECONDS_A_CONTEST))
+        yield text(
+            "Medians of interleaved eager calls, float32, as many threads as torch takes. Over 1: cynosure is faster.",
+            "dim",
+        )
+
+    def refused(self) -> Iterator[RenderableType]:
+        """A decision of the run on another machine: one verdict in full, and its fix tried out."""
+        from cynosure._core import Backend
+        from cynosure._render import verdict
+        from cynosure.device import Device
+        from cynosure.explain import hypothetical
+        from cynosure.problem import Problem
+        from cynosure.settings import Settings
+
+        claim(self._ledger is not None and len(self._ledger) > 0, "the ledger of the run is empty")
+        assert self._ledger is not None
+        problem, machine = self._ledger[0].decision.problem, Device.named(ELSEWHERE)
+        decision = hypothetical(problem, machine, Settings())
+        claim(bool(decision.reasons[Backend.cudnn]), "cuDNN is not refused")
+        chosen = "none" if decision.backend is None else decision.backend.name
+        yield text(f"The first call of the run, asked about an {ELSEWHERE.upper()}. It would get {chosen}:", "dim")
+        yield verdict(decision, Backend.cudnn)
+        fixed = hypothetical(Problem.from_dict({**problem.to_dict(), "dtype": "bfloat16"}), machine, Settings())
+        claim(fixed.backend == Backend.cudnn, "the fix that was named does not make cuDNN the choice")
+        yield text(f"The same call in bfloat16 gets {Backend.cudnn.name}.", "dim")
+
+    def hints(self) -> Iterator[RenderableType]:
+        """What to try next."""
+        yield text(
+            "  cynosure demo --explain           real models on five GPUs, none of which has to be here\n"
+            "  cynosure demo --out FOLDER        the curve as a picture, and the ledger as a file\n"
+            "  cynosure replay FOLDER/ledger.json\n"
+            "  cynosure explain --heads 32 --kv-heads 8 --seqlen 4096 --head-dim 128 --causal --device h200\n"
+            "  cynosure env"
+        )
 
 
-def _overview(settings: Settings) -> Iterator[RenderableType]:
-    """Models down, machines across."""
+def _contest_table(contests: list[Contest]) -> RenderableType:
     from rich.text import Text
 
     from cynosure._render import table_of
-    from cynosure.matrix import LOOKS
 
-    table = table_of("call", *MACHINES)
-    for name in CALLS:
-        cells = []
-        for machine in MACHINES:
-            decision = hypothetical(problem(name), Device.named(machine), settings)
-            _check(decision)
-            chosen = "none" if decision.backend is None else decision.backend.name
-            cells.append(Text(f" {chosen} ", f"{LOOKS[chosen][2]} on {LOOKS[chosen][1]}"))
-        table.add_row(Text(name), *cells)
-    yield _text(
-        "Asked from here about other machines: a decision is a pure function of call, settings and machine.", "dim"
-    )
-    yield table
-
-
-def _check(decision: Decision) -> None:
-    """The choice is eligible, leads the order, has no reason against it; every other backend has a reason or a rank."""
-    name = decision.call_text()
-    claim(decision.backend is not None and decision.order[0] == decision.backend, f"no choice for {name}")
-    reasons = decision.reasons
-    claim(
-        all((backend in decision.eligible) == (not reasons[backend]) for backend in Backend),
-        f"a verdict without reasons for {name}",
-    )
-    claim(Decision.from_json(decision.to_json()) == decision, f"a decision that does not repeat for {name}")
-
-
-def _one_in_full(settings: Settings) -> Iterator[RenderableType]:
-    """The soft cap, the window and head dim 256 together leave few backends."""
-    decision = hypothetical(problem(INSTRUCTIVE[0]), Device.named(INSTRUCTIVE[1]), settings)
-    claim(
-        any(reason.rule == "cudnn.softcap" for reason in decision.reasons[Backend.cudnn]),
-        "cuDNN is not refused for the soft cap",
-    )
-    yield _text(
-        f"{INSTRUCTIVE[0]} on {INSTRUCTIVE[1]}: the preferred backend would drop the soft cap, so it is not eligible.",
-        "dim",
-    )
-    yield render(decision)
-
-
-def _upgrades(settings: Settings) -> Iterator[RenderableType]:
-    """What newer releases of cuDNN change."""
-    from rich.text import Text
-
-    from cynosure._render import table_of
-
-    table = table_of("cuDNN", "machine", "changed", "choice before -> after, and the rules that went or came")
-    total = 0
-    for old, new in UPGRADES:
-        for machine in ("h200", "b200"):
-            result = diff.over_grid(f"cudnn={old}", f"cudnn={new}", machine, settings)
-            found = diff.groups(result)
-            count = sum(len(group.cases) for group in found)
-            total += count
-            text = "\n".join(_group_line(group) for group in found) or "nothing"
+    table = table_of("shapes", "cynosure", "SDPA", "", "SDPA / cynosure")
+    for column in (table.columns[1], table.columns[2], table.columns[4]):
+        column.justify = "right"
+        column.no_wrap = True
+    for contest in contests:
+        first = True
+        for name, seconds in contest.theirs.items():
+            ratio = seconds / contest.ours
             table.add_row(
-                Text(f"{old} -> {new}"), Text(machine), Text(f"{count} of {len(result.cases)}", "bold"), Text(text)
+                Text(contest.what if first else ""),
+                Text(f"{contest.ours * 1e3:.2f} ms" if first else ""),
+                Text(f"{seconds * 1e3:.2f} ms"),
+                Text(name if len(contest.theirs) > 1 else "", "dim"),
+                Text(f"{ratio:.2f}", "bold green" if ratio >= 1 else "bold yellow"),
             )
-    claim(total > 0, "no upgrade changes any choice")
-    yield table
-
-
-def _group_line(group: diff.Group) -> str:
-    rules = [f"-{rule}" for rule, _ in group.against_new()[:2]] + [f"+{rule}" for rule, _ in group.against_old()[:2]]
-    return f"{len(group.cases)} {group.old} -> {group.new}: {', '.join(rules)}"
-
-
-def _this_machine(settings: Settings) -> Iterator[RenderableType]:
-    """The same call here."""
-    from cynosure._render import pairs
-    from cynosure.errors import no_backend
-    from cynosure.explain import describe_device
-
-    name, here = "Llama-3 8B, training 8k", Device.this()
-    decision = hypothetical(problem(name), here, settings)
-    rows: list[tuple[str, Any]] = [("machine", describe_device(here)), ("call", name)]
-    if decision.backend is not None:
-        rows.append(("backend", decision.backend.name))
-    else:
-        rows.append(("backend", str(no_backend(decision)).splitlines()[0]))
-        later = hypothetical(problem(name), here.replace(built=list(Backend.__members__)), settings)
-        rows.append(("if built", "none" if later.backend is None else later.backend.name))
-    yield pairs(rows)
-
-
-def _compiled(settings: Settings) -> Iterator[RenderableType]:
-    """One graph over many lengths; one more for a changed variable."""
-    if importlib.util.find_spec("torch") is None:
-        yield _text("torch is not installed here, so this part is left out: pip install 'cynosure[torch]'")
-        return
-    counts, chosen = _trace()
-    yield _text(
-        f"select inside torch.compile(fullgraph=True), machine: h200, "
-        f"{len(LENGTHS)} lengths from {LENGTHS[0]} to {LENGTHS[-1]}"
-    )
-    yield _text(f"  {chosen[0]:<8} {counts[0]} frame compiled for all lengths")
-    yield _text(f"  {chosen[1]:<8} {counts[1] - counts[0]} more after NVTE_FUSED_ATTN=0")
-    yield _text(
-        f"  {chosen[2]:<8} {counts[2] - counts[1]} more after it was unset again: nothing stale, nothing compiled twice"
-    )
-    claim(counts == [1, 2, 2], f"{counts} frames in all after each change, expected 1, 2, 2")
-    claim(chosen[0] == chosen[2] == "cudnn" != chosen[1], f"the choices were {', '.join(chosen)}")
-
-
-def _trace() -> tuple[list[int], list[str]]:
-    """(frames compiled so far, choice) as the environment is, with cuDNN off, and as it was."""
-    import torch
-
-    frames = 0
-
-    def count(graph: Any, inputs: Any) -> Callable[..., Any]:
-        nonlocal frames
-        frames += 1
-        return graph.forward  # type: ignore[no-any-return]
-
-    device = Device.named("h200")
-
-    def chooses(x: Any) -> tuple[Any, Any]:
-        call = Problem(heads=32, kv_heads=8, head_dim=128, batch=x.shape[0], seqlen_q=x.shape[1], causal=True)
-        return x + 1, select(call, device).backend
-
-    compiled = torch.compile(chooses, fullgraph=True, backend=count)
-
-    def run() -> str:
-        found = set()
-        for length in LENGTHS:
-            x = torch.zeros(2, length)
-            torch._dynamo.mark_dynamic(x, 1)
-            found.add(compiled(x)[1])
-        return " and ".join(sorted("none" if backend is None else Backend(backend).name for backend in found))
-
-    counts, chosen = [], []
-    with without_settings():
-        for value in (None, "0", None):
-            _set("NVTE_FUSED_ATTN", value)
-            chosen.append(run())
-            counts.append(frames)
-    return counts, chosen
-
-
-def _set(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
-
-
-@contextmanager
-def without_settings() -> Iterator[None]:
-    """Our and TransformerEngine's variables are unset meanwhile."""
-    from cynosure._core import ENVIRONMENT
-
-    kept = {name: os.environ.pop(name) for name in ENVIRONMENT if name in os.environ}
-    try:
-        yield
-    finally:
-        for name in ENVIRONMENT:
-            _set(name, kept.get(name))
-
-
-def _hints(settings: Settings) -> Iterator[RenderableType]:
-    """What to try next."""
-    yield _text(
-        "  cynosure explain --heads 64 --seqlen 8192 --head-dim 64 --sinks --causal --device b200\n"
-        "  cynosure matrix --device h200 --causal --html matrix.html\n"
-        "  cynosure diff --from cudnn=9.19.0 --to cudnn=9.26.0 --device b200\n"
-        "  cynosure env"
-    )
-
-
-PARTS: tuple[tuple[str, Callable[[Settings], Iterator[RenderableType]]], ...] = (
-    ("What runs where", _overview),
-    ("One decision in full", _one_in_full),
-    ("What an upgrade of cuDNN changes", _upgrades),
-    ("The same call on this machine", _this_machine),
-    ("In a compiled graph", _compiled),
-    ("Try next", _hints),
-)
+            first = False
+    return table

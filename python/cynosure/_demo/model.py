@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small transformer over ragged batches. Its attention is the one line that a user writes."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import cross_entropy, gelu
+
+import cynosure
+from cynosure._demo.text import LONGEST, VOCABULARY
+
+LAYERS, HEADS, HEAD_DIM = 3, 4, 32
+WIDTH = HEADS * HEAD_DIM
+
+
+class Layer(torch.nn.Module):
+    """Attention and a feed-forward network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm = torch.nn.RMSNorm(WIDTH)
+        self.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.join = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        self.mlp_norm = torch.nn.RMSNorm(WIDTH)
+        self.up = torch.nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.down = torch.nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor, cu: torch.Tensor) -> torch.Tensor:
+        """[T, WIDTH] -> [T, WIDTH]."""
+        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, HEADS, HEAD_DIM)).unbind(1)
+        out = cynosure.attention(q, k, v, layout="thd", causal=True, cu_seqlens_q=cu, cu_seqlens_k=cu)
+        x = x + self.join(out.flatten(-2))
+        return x + self.down(gelu(self.up(self.mlp_norm(x))))
+
+
+class LanguageModel(torch.nn.Module):
+    """Bytes in, the loss of predicting the next ones out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = torch.nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = torch.nn.Embedding(LONGEST, WIDTH)
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.norm = torch.nn.RMSNorm(WIDTH)
+        self.head = torch.nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, cu: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """The mean loss over all tokens that have a target."""
+        x = self.tokens(tokens) + self.positions(positions)
+        for layer in self.layers:
+            x = layer(x, cu)
+        return cross_entropy(self.head(self.norm(x)), targets)
