@@ -24,11 +24,11 @@ BACKENDS = [name for name, _ in TARGETS]
 
 
 def ran() -> Counter[str]:
-    """How often each backend has been chosen by an operator in this process."""
+    """How often each backend has been chosen by an operator in this process, forward and backward."""
     counts: Counter[str] = Counter()
     for entry in cynosure.ledger():
-        if entry.backend is not None:
-            counts[entry.backend.name] += entry.count
+        if entry.decision.backend is not None:
+            counts[entry.decision.backend.name] += entry.forward + entry.backward
     return counts
 
 
