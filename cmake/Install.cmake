@@ -26,6 +26,9 @@ install(
   LIBRARY DESTINATION ${library_dir} ${namelink}
   ARCHIVE DESTINATION ${library_dir}
   RUNTIME DESTINATION ${library_dir})
+if(TARGET cynosure_torch)
+  install(TARGETS cynosure_torch LIBRARY DESTINATION ${library_dir})
+endif()
 install(DIRECTORY include/cynosure DESTINATION include FILES_MATCHING PATTERN "*.hpp")
 install(EXPORT cynosureTargets NAMESPACE cynosure:: DESTINATION ${config_dir})
 

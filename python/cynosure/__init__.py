@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cynosure: attention for PyTorch that picks the fastest correct backend for each call and says why.
 
-This release has the core: `select`, `explain` and TransformerEngine's `get_attention_backend`, for any machine, and the
-command line. It has no attention operators yet; nothing here needs torch.
+Only what runs attention needs torch, and imports it at its first use: `attention`, `scaled_dot_product_attention`,
+`DotProductAttention`. `select`, `explain` and all else answer without it.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from cynosure import _core, faults
 from cynosure._core import Backend
@@ -13,12 +15,31 @@ from cynosure.decision import Decision, Fix, Reason
 from cynosure.device import Device
 from cynosure.errors import NoBackendError
 from cynosure.explain import explain
+from cynosure.ledger import ledger
 from cynosure.problem import Problem
 from cynosure.settings import Settings
 from cynosure.te import AttentionParams, get_attention_backend
 from cynosure.version import Version
 
+if TYPE_CHECKING:
+    from cynosure.attention import attention
+
 __version__: str = _core.VERSION
+
+# Where the names that need torch live.
+_OF_TORCH = {"attention": "attention"}
+
+
+def __getattr__(name: str) -> Any:
+    module = _OF_TORCH.get(name)
+    if module is None:
+        raise AttributeError(f"module 'cynosure' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"cynosure.{module}"), name)
+    globals()[name] = value
+    return value
+
 
 __all__ = [
     "AttentionParams",
@@ -34,9 +55,11 @@ __all__ = [
     "Settings",
     "Version",
     "__version__",
+    "attention",
     "explain",
     "faults",
     "get_attention_backend",
+    "ledger",
     "prefer",
     "require",
     "select",

@@ -153,3 +153,27 @@ def _reason_rows(reason: Reason) -> list[tuple[str, Text | str]]:
         rows.append(("fix", Text(reason.fix.text + alone, "green")))
     rows.append(("rule", Text(f"{reason.rule} | {reason.evidence}" if reason.evidence else reason.rule, "dim")))
     return rows
+
+
+def as_text(renderable: RenderableType) -> str:
+    """A table as plain text, as wide as it needs."""
+    return text_of(renderable, 200, color=False)
+
+
+def ledger_table(ledger: Any) -> RenderableType:
+    """The decisions with their counts."""
+    table = table_of("backend", "forward", "backward", "call", "not, because")
+    for entry in ledger:
+        decision = entry.decision
+        chosen = Text("none", "red") if decision.backend is None else Text(decision.backend.name, "green")
+        why = "; ".join(
+            f"{backend.name}: {reasons[0].rule}"
+            for backend, reasons in decision.reasons.items()
+            if reasons and reasons[0].way == "not_eligible" and not reasons[0].rule.endswith(".device")
+        )
+        table.add_row(
+            chosen, Text(str(entry.forward)), Text(str(entry.backward)), Text(decision.call_text()), Text(why, "dim")
+        )
+    if ledger.unlisted:
+        table.add_row(Text("..."), Text(""), Text(""), Text(f"{ledger.unlisted} more calls, unlisted: it is full"), Text())
+    return table

@@ -58,6 +58,25 @@ def decided(key: bytes, lengths: tuple[int, int, int] | None, word: int, device:
                 logger.info("  %s not: %s (%s); required: %s", backend.name, reason.rule, actual, reason.required)
 
 
+_following = False
+
+
+def follow_ledger() -> None:
+    """Logs the decisions that operators make from now on, while they are asked for."""
+    global _following
+    if not _following:
+        _following = True
+        from cynosure import _core
+
+        _core.set_ledger_sink(_made_by_operator)
+
+
+def _made_by_operator(
+    key: bytes, batch: int, seqlen_q: int, seqlen_k: int, word: int, device: bytes, backward: bool
+) -> None:
+    decided(key, (batch, seqlen_q, seqlen_k), word, device, None)
+
+
 def _install_handler() -> None:
     """Lines to stderr, unless the host has set up logging itself."""
     global _handler

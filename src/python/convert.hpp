@@ -48,5 +48,6 @@ void bind_values(nb::module_& m);
 void bind_select(nb::module_& m);
 void bind_records(nb::module_& m);
 void bind_detect(nb::module_& m);
+void bind_call(nb::module_& m);
 
 }  // namespace cynosure::python

@@ -11,4 +11,5 @@ NB_MODULE(_core, m) {
   cynosure::python::bind_select(m);
   cynosure::python::bind_records(m);
   cynosure::python::bind_detect(m);
+  cynosure::python::bind_call(m);
 }

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// torch/backend.hpp: what each backend offers to the operators.
+#pragma once
+
+#include "torch/arguments.hpp"
+
+namespace cynosure::torch_abi {
+
+struct ForwardResult {
+  Tensor out;  ///< as `new_out` makes it
+  Tensor lse;  ///< as `new_lse` makes it
+};
+
+struct BackwardInputs {
+  Tensor grad_out;
+  OptionalTensor grad_lse;
+  Tensor out, lse;
+};
+struct BackwardResult {
+  Tensor dq, dk, dv;                                ///< dense, in the order of memory of `new_out`
+  OptionalTensor dbias, dmask, dsinks;              ///< where the options ask for them
+};
+
+/// Uninitialised [B, Sq, H, D] in the call's layout. Memory: sbhd and thd as the letters say, bshd and bhsd both as
+/// [B, S, H, D], so that joining heads and head dim needs no copy.
+[[nodiscard]] Tensor new_out(const Arguments& arguments);
+/// The same for a gradient of `like` (q, k or v).
+[[nodiscard]] Tensor new_like(const Arguments& arguments, const Tensor& like);
+/// Float32 [B, H, Sq], thd: [H, T].
+[[nodiscard]] Tensor new_lse(const Arguments& arguments);
+
+[[nodiscard]] ForwardResult forward_cpu(const Arguments& arguments);
+[[nodiscard]] BackwardResult backward_cpu(const Arguments& arguments, const BackwardInputs& inputs);
+[[nodiscard]] ForwardResult forward_unfused(const Arguments& arguments);
+[[nodiscard]] BackwardResult backward_unfused(const Arguments& arguments, const BackwardInputs& inputs);
+
+}  // namespace cynosure::torch_abi

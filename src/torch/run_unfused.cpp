@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+// torch/run_unfused.cpp: the reference `unfused`: the definition (docs/attention.md) in torch's own operators, with all
+// scores in memory. 16-bit tensors are computed in float32. Nothing here reads device memory on the host.
+#include <cmath>
+#include <limits>
+
+#include "backends/cpu/dropout_mask.hpp"
+#include "torch/backend.hpp"
+
+namespace cynosure::torch_abi {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// --- torch's operators by short names
+
+Tensor mul(const Tensor& a, const Tensor& b) { return aten("aten::mul", "Tensor", a, b); }
+Tensor mul(const Tensor& a, double b) { return aten("aten::mul", "Scalar", a, b); }
+Tensor add(const Tensor& a, const Tensor& b) { return aten("aten::add", "Tensor", a, b, 1.0); }
+Tensor sub(const Tensor& a, const Tensor& b) { return aten("aten::sub", "Tensor", a, b, 1.0); }
+Tensor div(const Tensor& a, const Tensor& b) { return aten("aten::div", "Tensor", a, b); }
+Tensor matmul(const Tensor& a, const Tensor& b) { return aten("aten::matmul", "", a, b); }
+Tensor exp(const Tensor& t) { return aten("aten::exp", "", t); }
+Tensor log(const Tensor& t) { return aten("aten::log", "", t); }
+Tensor tanh(const Tensor& t) { return aten("aten::tanh", "", t); }
+Tensor neg(const Tensor& t) { return aten("aten::neg", "", t); }
+Tensor abs(const Tensor& t) { return aten("aten::abs", "", t); }
+Tensor maximum(const Tensor& a, const Tensor& b) { return aten("aten::maximum", "", a, b); }
+Tensor equals(const Tensor& t, double value) { return aten("aten::eq", "Scalar", t, value); }
+Tensor less(const Tensor& a, const Tensor& b) { return aten("aten::lt", "Tensor", a, b); }
+Tensor at_least(const Tensor& t, double value) { return aten("aten::ge", "Scalar", t, value); }
+Tensor at_most(const Tensor& t, double value) { return aten("aten::le", "Scalar", t, value); }
+Tensor both(const Tensor& a, const Tensor& b) { return aten("aten::logical_and", "", a, b); }
+Tensor no(const Tensor& t) { return aten("aten::logical_not", "", t); }
+Tensor masked_fill(const Tensor& t, const Tensor& mask, double value) {
+  return aten("aten::masked_fill", "Scalar", t, mask, value);
+}
+Tensor transpose(const Tensor& t, std::int64_t a, std::int64_t b) { return aten("aten::transpose", "int", t, a, b); }
+Tensor permute(const Tensor& t, const Sizes& order) { return aten("aten::permute", "", t, order); }
+Tensor reshape(const Tensor& t, const Sizes& size) { return aten("aten::reshape", "", t, size); }
+Tensor expand(const Tensor& t, const Sizes& size) { return aten("aten::expand", "", t, size, false); }
+Tensor to(const Tensor& t, std::int32_t type) {
+  if (dtype(t) == type) return t;
+  return aten("aten::to", "dtype", t, type, false, false, std::nullopt);
+}
+Tensor sum(const Tensor& t, const Sizes& dims, bool keep) {
+  return aten("aten::sum", "dim_IntList", t, std::optional<Sizes>(dims), keep, std::nullopt);
+}
+Tensor any(const Tensor& t, std::int64_t dim, bool keep) { return aten("aten::any", "dim", t, dim, keep); }
+Tensor amax(const Tensor& t, std::int64_t dim) { return aten("aten::amax", "", t, Sizes{dim}, true); }
+Tensor pick(const Tensor& t, std::int64_t dim, const Tensor& index) { return aten("aten::index_select", "", t, dim, index); }
+Tensor narrow(const Tensor& t, std::int64_t dim, std::int64_t start, std::int64_t length) {
+  return aten("aten::narrow", "", t, dim, start, length);
+}
+void copy(const Tensor& to, const Tensor& from) { static_cast<void>(aten("aten::copy_", "", to, from, false)); }
+Tensor zeros(const Tensor& like, std::int32_t type, const Sizes& size) {
+  Tensor t = empty(like, type, size);
+  return aten("aten::zero_", "", t);
+}
+/// 0, 1, 2, ... as int64.
+Tensor count(const Tensor& like, std::int64_t n) {
+  const torch::stable::Device device(torch::stable::detail::to<torch::headeronly::DeviceType>(
+                                         torch::stable::detail::from(device_type(like))),
+                                     static_cast<std::int16_t>(device_index(like)));
+  return aten("aten::arange", "", static_cast<double>(n), std::optional<std::int32_t>(aoti_torch_dtype_int64()),
+              std::nullopt, std::optional<torch::stable::Device>(device), std::nullopt);
+}
+
+// --- the call with all sequences padded to [B, H, S, D]
+
+/// Where the tokens of a ragged batch lie in a padded one, and back.
+struct Padding {
+  std::int64_t tokens = 0, batch = 0, length = 0;
+  OptionalTensor from_tokens;  ///< [batch * length]: the token at each padded place (any token where there is none)
+  OptionalTensor to_tokens;    ///< [tokens]: the padded place of each token
+  OptionalTensor is_token;     ///< [tokens, 1, 1]: belongs to a sequence
+  OptionalTensor lengths;      ///< [batch, 1, 1, 1] int64
+};
+
+Padding padding_of(const Tensor& tokens, const Tensor& cumulative, std::int64_t batch, std::int64_t length) {
+  Padding p;
+  p.tokens = sizes(tokens)[0];
+  p.batch = batch;
+  p.length = length;
+  const std::int32_t int64 = aoti_torch_dtype_int64();
+  const Tensor ends = to(cumulative, int64);
+  const Tensor starts = reshape(narrow(ends, 0, 0, batch), {batch, 1});
+  p.lengths = reshape(sub(narrow(ends, 0, 1, batch), narrow(ends, 0, 0, batch)), {batch, 1, 1, 1});
+  const Tensor place = add(starts, reshape(count(tokens, length), {1, length}));
+  p.from_tokens = reshape(aten("aten::clamp", "", place, std::optional<double>(0.0),
+                               std::optional<double>(static_cast<double>(p.tokens - 1))),
+                          {batch * length});
+  // The sequence of token t is the number of ends at or before it; tokens behind the last sequence belong to none.
+  const Tensor t = reshape(count(tokens, p.tokens), {p.tokens, 1});
+  const Tensor before = aten("aten::le", "Tensor", reshape(narrow(ends, 0, 1, batch), {1, batch}), t);
+  const Tensor sequence = sum(before, {1}, false);
+  p.is_token = reshape(aten("aten::lt", "Scalar", sequence, static_cast<double>(batch)), {p.tokens, 1, 1});
+  const Tensor mine = aten("aten::clamp", "", sequence, std::optional<double>(0.0),
+                           std::optional<double>(static_cast<double>(batch - 1)));
+  const Tensor position = sub(reshape(t, {p.tokens}), pick(reshape(starts, {batch}), 0, mine));
+  p.to_tokens = aten("aten::clamp", "", add(mul(mine, static_cast<double>(length)), position),
+                     std::optional<double>(0.0), std::optional<double>(static_cast<double>(batch * length - 1)));
+  return p;
+}
+
+struct Dense {
+  std::int64_t batch = 0, heads = 0, kv_heads = 0, group = 1, rows = 0, keys = 0;
+  std::int32_t type = 0;               ///< what is computed in
+  OptionalTensor q, k, v;              ///< [B, H, S, D]
+  OptionalTensor lengths_q, lengths_k; ///< [B, 1, 1, 1] int64
+  std::optional<Padding> padding_q, padding_k;
+  OptionalTensor visible;              ///< bool, broadcasts to [B, H, Sq, Skv]; not given: every pair is
+  OptionalTensor bias, alibi, mask;    ///< terms, broadcast to [B, H, Sq, Skv]
+  OptionalTensor keep;                 ///< dropout: 0 or 1 / (1 - p)
+};
+
+/// [B, S, H, D], [S, B, H, D] or [B, H, S, D] as [B, H, S, D].
+Tensor heads_first(const Arguments& a, const Tensor& t) {
+  switch (a.call.dims) {
+    case Dims::bshd:
+      return permute(t, {0, 2, 1, 3});
+    case Dims::sbhd:
+      return permute(t, {1, 2, 0, 3});
+    default:
+      return t;
+  }
+}
+Tensor padded(const Tensor& t, const Padding& p) {
+  const Tensor rows = pick(t, 0, *p.from_tokens);
+  return permute(reshape(rows, {p.batch, p.length, sizes(t)[1], sizes(t)[2]}), {0, 2, 1, 3});
+}
+Tensor to_heads_first(const Arguments& a, const Tensor& t, const std::optional<Padding>& p) {
+  return p ? padded(t, *p) : heads_first(a, t);
+}
+/// Writes [B, H, S, D] to a tensor in the call's layout; tokens that belong to no sequence get 0.
+void write(const Arguments& a, const Tensor& result, const Tensor& from, const std::optional<Padding>& p) {
+  if (!p) {
+    copy(heads_first(a, result), from);
+    return;
+  }
+  const Tensor rows = reshape(permute(from, {0, 2, 1, 3}), {p->batch * p->length, sizes(result)[1], sizes(result)[2]});
+  copy(result, masked_fill(pick(rows, 0, *p->to_tokens), no(*p->is_token), 0.0));
+}
+
+OptionalTensor lengths_of(const OptionalTensor& t, std::int64_t batch) {
+  if (!t) return std::nullopt;
+  return reshape(to(*t, aoti_torch_dtype_int64()), {batch, 1, 1, 1});
+}
+
+/// max_seqlen where it is given, the longest sequence on the CPU, else the tokens.
+std::int64_t longest(const Arguments& a, const OptionalTensor& cumulative, std::int64_t stated, std::int64_t bound) {
+  if (stated >= 0 || a.call.q.device_kind != aoti_torch_device_type_cpu()) return bound;
+  if (a.attn_bias || a.attn_mask) return bound;  // these are as large as the bound
+  const std::int32_t* starts = host_lengths(cumulative);
+  std::int64_t most = 0;
+  for (std::int64_t b = 0; b < a.sizes.batch; ++b) most = std::max<std::int64_t>(most, starts[b + 1] - starts[b]);
+  return most;
+}
+
+void also(OptionalTensor& visible, const Tensor& condition) {
+  visible = visible ? both(*visible, condition) : condition;
+}
+
+void find_visible(const Arguments& a, Dense& d) {
+  const Tensor i = reshape(count(a.q, d.rows), {1, 1, d.rows, 1});
+  const Tensor j = reshape(count(a.q, d.keys), {1, 1, 1, d.keys});
+  if (d.lengths_q) also(d.visible, less(i, *d.lengths_q));
+  if (d.lengths_k) also(d.visible, less(j, *d.lengths_k));
+  const std::int64_t right = a.call.causal ? 0 : a.call.window_right;
+  if (right < 0 && a.call.window_left < 0 && !a.alibi_slopes) return;
+  Tensor distance = sub(j, i);  // j - (i + offset)
+  if (a.call.align == Align::bottom_right) {
+    if (d.lengths_q || d.lengths_k) {
+      const Tensor rows = d.lengths_q ? *d.lengths_q : aten("aten::full_like", "", *d.lengths_k, static_cast<double>(d.rows), std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+      const Tensor keys = d.lengths_k ? *d.lengths_k : aten("aten::full_like", "", rows, static_cast<double>(d.keys), std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+      distance = sub(distance, sub(keys, rows));
+    } else {
+      distance = aten("aten::sub", "Scalar", distance, static_cast<double>(d.keys - d.rows), 1.0);
+    }
+  }
+  if (right >= 0) also(d.visible, at_most(distance, static_cast<double>(right)));
+  if (a.call.window_left >= 0) also(d.visible, at_least(distance, -static_cast<double>(a.call.window_left)));
+  if (a.alibi_slopes) {
+    const bool by_batch = rank(*a.alibi_slopes) == 2;
+    const Tensor slopes = to(reshape(*a.alibi_slopes, {by_batch ? d.batch : 1, d.heads, 1, 1}), d.type);
+    d.alibi = neg(mul(slopes, to(abs(distance), d.type)));
+  }
+}
+
+Tensor dropout_keep(const Arguments& a, const Dense& d) {
+  if (a.call.q.device_kind != aoti_torch_device_type_cpu())
+    fail(ErrorKind::value, "dropout_p: not available on this device with backend 'unfused'");
+  const auto* seed = static_cast<const std::int64_t*>(data(*a.dropout_seed));
+  const cpu::Dropout dropout{.probability = static_cast<float>(a.call.dropout_p),
+                             .seed = seed[0],
+                             .offset = seed[strides(*a.dropout_seed)[0]]};
+  const Tensor keep = empty(a.q, aoti_torch_dtype_float32(), {d.batch, d.heads, d.rows, d.keys});
+  auto* values = static_cast<float*>(data(keep));
+  for (std::int64_t head = 0; head < d.batch * d.heads; ++head)
+    cpu::dropout_mask(dropout, head, d.rows, d.keys, values + head * d.rows * d.keys);
+  return to(keep, d.type);
+}
+
+/// Something that no row attends, or that attends nothing, may hold NaN: it counts as 0.
+Tensor zero_where(const Tensor& t, const Tensor& useless) { return masked_fill(t, useless, 0.0); }
+
+Dense prepare(const Arguments& a) {
+  Dense d;
+  d.batch = a.sizes.batch;
+  d.heads = a.sizes.heads;
+  d.kv_heads = a.sizes.kv_heads;
+  d.group = d.heads / d.kv_heads;
+  d.type = a.call.q.element == Element::float64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
+  d.rows = a.sizes.seqlen_q;
+  d.keys = a.sizes.seqlen_k;
+  if (a.call.dims == Dims::thd) {
+    d.rows = longest(a, a.seqlens_q, a.call.max_seqlen_q, d.rows);
+    d.keys = longest(a, a.seqlens_k, a.call.max_seqlen_k, d.keys);
+    d.padding_q = padding_of(a.q, *a.seqlens_q, d.batch, d.rows);
+    d.padding_k = padding_of(a.k, *a.seqlens_k, d.batch, d.keys);
+    d.lengths_q = d.padding_q->lengths;
+    d.lengths_k = d.padding_k->lengths;
+  } else {
+    d.lengths_q = lengths_of(a.seqlens_q, d.batch);
+    d.lengths_k = lengths_of(a.seqlens_k, d.batch);
+  }
+  d.q = to(to_heads_first(a, a.q, d.padding_q), d.type);
+  d.k = to(to_heads_first(a, a.k, d.padding_k), d.type);
+  d.v = to(to_heads_first(a, a.v, d.padding_k), d.type);
+  find_visible(a, d);
+  if (a.attn_bias) d.bias = to(*a.attn_bias, d.type);
+  if (a.attn_mask) {
+    if (a.call.attn_mask.element == Element::boolean) {
+      also(d.visible, *a.attn_mask);
+    } else {
+      d.mask = to(*a.attn_mask, d.type);
+      also(d.visible, aten("aten::ne", "Scalar", *d.mask, -kInfinity));
+    }
+  }
+  if (d.visible) {
+    const Tensor all = expand(*d.visible, {d.batch, d.heads, d.rows, d.keys});
+    d.visible = all;
+    const Tensor dead_rows = no(any(all, 3, true));
+    const Tensor dead_keys = no(reshape(any(any(reshape(all, {d.batch, d.kv_heads, d.group, d.rows, d.keys}), 2, false), 2, true),
+                                        {d.batch, d.kv_heads, d.keys, 1}));
+    d.q = zero_where(*d.q, dead_rows);
+    d.k = zero_where(*d.k, dead_keys);
+    d.v = zero_where(*d.v, dead_keys);
+  }
+  if (a.call.dropout_p > 0) d.keep = dropout_keep(a, d);
+  return d;
+}
+
+/// [B, H, Sq, X] with the heads of a group as rows of their key head: [B, Hkv, G * Sq, X].
+Tensor grouped(const Dense& d, const Tensor& t) {
+  return d.group == 1 ? t : reshape(t, {d.batch, d.kv_heads, d.group * d.rows, sizes(t)[3]});
+}
+Tensor ungrouped(const Dense& d, const Tensor& t) {
+  return d.group == 1 ? t : reshape(t, {d.batch, d.heads, d.rows, sizes(t)[3]});
+}
+
+struct Scores {
+  Tensor s;                ///< all terms, -inf where not visible
+  OptionalTensor tangent;  ///< tanh(s / cap), for its derivative
+};
+Scores scores(const Arguments& a, const Dense& d) {
+  Scores r{.s = ungrouped(d, matmul(grouped(d, mul(*d.q, a.scale)), transpose(*d.k, 2, 3))), .tangent = {}};
+  if (a.call.softcap > 0) {
+    r.tangent = tanh(mul(r.s, 1.0 / a.call.softcap));
+    r.s = mul(*r.tangent, a.call.softcap);
+  }
+  for (const OptionalTensor* term : {&d.bias, &d.alibi, &d.mask})
+    if (*term) r.s = add(r.s, **term);
+  if (d.visible) r.s = masked_fill(r.s, no(*d.visible), -kInfinity);
+  return r;
+}
+
+Tensor sink_logits(const Arguments& a, const Dense& d) { return reshape(to(*a.sinks, d.type), {1, d.heads, 1, 1}); }
+
+/// Rows without anything to attend, [B, H, Sq, 1]; nothing where every row has something.
+OptionalTensor empty_rows(const Dense& d) {
+  if (d.visible) return no(any(*d.visible, 3, true));
+  return std::nullopt;
+}
+
+/// No pair at all: results are zeros.
+bool is_empty(const Arguments& a, const Dense& d) {
+  return d.batch == 0 || d.rows == 0 || d.keys == 0 || a.q.numel() == 0 || a.k.numel() == 0;
+}
+bool nothing_to_do(const Arguments& a) {
+  return a.sizes.batch == 0 || a.q.numel() == 0 || a.k.numel() == 0;
+}
+
+void fill(const Tensor& t, double value) { static_cast<void>(aten("aten::fill_", "Scalar", t, value)); }
+
+}  // namespace
+
+ForwardResult forward_unfused(const Arguments& a) {
+  ForwardResult result{.out = new_out(a), .lse = new_lse(a)};
+  const auto nothing = [&] {
+    fill(result.out, 0.0);
+    fill(result.lse, -kInfinity);
+  };
+  if (nothing_to_do(a)) {
+    nothing();
+    return result;
+  }
+  const Dense d = prepare(a);
+  if (is_empty(a, d)) {
+    nothing();
+    return result;
+  }
+  const Tensor s = scores(a, d).s;
+  const OptionalTensor dead = empty_rows(d);
+  Tensor m = amax(s, 3);
+  if (a.sinks) m = maximum(m, sink_logits(a, d));
+  m = masked_fill(m, equals(m, -kInfinity), 0.0);
+  Tensor p = exp(sub(s, m));
+  Tensor total = sum(p, {3}, true);
+  if (a.sinks) total = add(total, exp(sub(sink_logits(a, d), m)));
+  const Tensor divisor = masked_fill(total, equals(total, 0.0), 1.0);
+  p = div(p, divisor);
+  if (d.keep) p = mul(p, *d.keep);
+  Tensor out = ungrouped(d, matmul(grouped(d, p), *d.v));
+  if (dead) out = masked_fill(out, *dead, 0.0);
+  write(a, result.out, out, d.padding_q);
+  if (a.call.training || a.call.return_lse) {
+    Tensor lse = add(log(total), m);
+    if (dead) lse = masked_fill(lse, *dead, -kInfinity);
+    if (d.padding_q) {
+      const Padding& p_q = *d.padding_q;
+      const Tensor rows = reshape(permute(lse, {0, 2, 1, 3}), {p_q.batch * p_q.length, d.heads});
+      const Tensor outside = reshape(no(*p_q.is_token), {p_q.tokens, 1});
+      copy(transpose(result.lse, 0, 1), masked_fill(pick(rows, 0, *p_q.to_tokens), outside, -kInfinity));
+    } else {
+      copy(result.lse, reshape(lse, {d.batch, d.heads, d.rows}));
+    }
+  }
+  return result;
+}
+
+BackwardResult backward_unfused(const Arguments& a, const BackwardInputs& in) {
+  BackwardResult result{.dq = new_like(a, a.q), .dk = new_like(a, a.k), .dv = new_like(a, a.v), .dbias = {}, .dmask = {}, .dsinks = {}};
+  const auto like = [](const Tensor& t) { return zeros(t, dtype(t), Sizes(sizes(t), sizes(t) + rank(t))); };
+  const bool bias_grad = a.attn_bias && a.call.bias_requires_grad;
+  const bool mask_grad = a.attn_mask && a.mask_requires_grad && a.call.attn_mask.element != Element::boolean;
+  const bool sinks_grad = a.sinks && a.sinks_requires_grad;
+  if (bias_grad) result.dbias = like(*a.attn_bias);
+  if (mask_grad) result.dmask = like(*a.attn_mask);
+  if (sinks_grad) result.dsinks = like(*a.sinks);
+  const auto nothing = [&] {
+    fill(result.dq, 0.0);
+    fill(result.dk, 0.0);
+    fill(result.dv, 0.0);
+  };
+  if (nothing_to_do(a)) {
+    nothing();
+    return result;
+  }
+  const Dense d = prepare(a);
+  if (is_empty(a, d)) {
+    nothing();
+    return result;
+  }
+  const Scores score = scores(a, d);
+  const OptionalTensor dead = empty_rows(d);
+  const auto rows_of = [&](const Tensor& t) {  // [B, H, Sq] or [H, T] as [B, H, Sq, 1]
+    if (!d.padding_q) return to(reshape(t, {d.batch, d.heads, d.rows, 1}), d.type);
+    const Padding& p = *d.padding_q;
+    const Tensor rows = pick(transpose(t, 0, 1), 0, *p.from_tokens);
+    return to(permute(reshape(rows, {p.batch, p.length, d.heads, 1}), {0, 2, 1, 3}), d.type);
+  };
+  Tensor lse = rows_of(in.lse);
+  Tensor dout = to(to_heads_first(a, in.grad_out, d.padding_q), d.type);
+  if (dead) {
+    lse = masked_fill(lse, *dead, 0.0);
+    dout = masked_fill(dout, *dead, 0.0);
+  }
+  const Tensor p = exp(sub(score.s, lse));
+  const Tensor kept = d.keep ? mul(p, *d.keep) : p;
+  const Tensor rows_dout = grouped(d, dout);
+  write(a, result.dv, matmul(transpose(grouped(d, kept), 2, 3), rows_dout), d.padding_k);
+  Tensor dp = ungrouped(d, matmul(rows_dout, transpose(*d.v, 2, 3)));
+  if (d.keep) dp = mul(dp, *d.keep);
+  Tensor delta = sum(mul(p, dp), {3}, true);
+  if (in.grad_lse) {
+    Tensor dlse = rows_of(*in.grad_lse);
+    if (dead) dlse = masked_fill(dlse, *dead, 0.0);
+    delta = sub(delta, dlse);
+  }
+  Tensor ds = mul(p, sub(dp, delta));
+  if (d.visible) ds = masked_fill(ds, no(*d.visible), 0.0);
+  const auto reduce = [&](const Tensor& to_shape) {
+    Sizes dims;
+    for (std::int64_t i = 0; i < 4; ++i)
+      if (sizes(to_shape)[i] == 1 && sizes(ds)[i] != 1) dims.push_back(i);
+    return dims.empty() ? ds : sum(ds, dims, true);
+  };
+  if (bias_grad) copy(*result.dbias, reduce(*a.attn_bias));
+  if (mask_grad) copy(*result.dmask, reduce(*a.attn_mask));
+  if (sinks_grad) {
+    Tensor sink = mul(exp(sub(sink_logits(a, d), lse)), neg(delta));
+    if (dead) sink = masked_fill(sink, *dead, 0.0);
+    copy(*result.dsinks, reshape(sum(sink, {0, 2}, false), {d.heads}));
+  }
+  if (score.tangent) ds = mul(ds, sub(aten("aten::ones_like", "", ds, std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::nullopt), mul(*score.tangent, *score.tangent)));
+  const Tensor rows_ds = grouped(d, mul(ds, a.scale));
+  write(a, result.dq, ungrouped(d, matmul(rows_ds, *d.k)), d.padding_q);
+  write(a, result.dk, matmul(transpose(rows_ds, 2, 3), grouped(d, *d.q)), d.padding_k);
+  return result;
+}
+
+}  // namespace cynosure::torch_abi
