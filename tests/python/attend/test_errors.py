@@ -143,10 +143,10 @@ BAD: dict[str, Bad] = {
         lambda: good(attn_bias=q_(1, 4, 5, 5, device="meta")), ValueError, r"attn_bias.*meta", r"cpu"
     ),
     "rank of the mask": Bad(
-        lambda: good(attn_mask=torch.ones(5, 5, dtype=torch.bool)),
+        lambda: good(attn_mask=torch.ones(1, 1, 1, 5, 5, dtype=torch.bool)),
         ValueError,
-        r"attn_mask.*\(5, 5\)|attn_mask.*rank 2",
-        r"1 or B|4",
+        r"attn_mask.*rank 5|attn_mask.*1, 1, 1, 5, 5",
+        r"1 or",
     ),
     "shape of the mask": Bad(
         lambda: good(attn_mask=torch.ones(2, 4, 6, 5, dtype=torch.bool)), ValueError, r"attn_mask.*6", r"1 or"
