@@ -13,16 +13,13 @@ Importing this module imports torch.
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 from cynosure import _core
+from cynosure.device import OPERATORS
 from cynosure.errors import NoBackendError
-
-LIBRARY = Path(_core.__file__).with_name("libcynosure_torch.so")
 
 # The bits of the argument `options` of the raw pair; src/torch/arguments.hpp has the same table.
 DIMS = {"bshd": 0, "sbhd": 1, "bhsd": 2, "thd": 3}
@@ -33,12 +30,12 @@ CPU_ISA_SHIFT = 12
 _SEQUENCE_AXIS = (1, 0, 2, 0)
 _HEAD_AXIS = (2, 2, 1, 1)
 
-if not LIBRARY.exists():
+if not OPERATORS.exists():
     raise ImportError(
-        f"cynosure: {LIBRARY.name} is not in this build, which has the core and the command line only: torch 2.10 or "
+        f"cynosure: {OPERATORS.name} is not in this build, which has the core and the command line only: torch 2.10 or "
         "newer was not there when it was built. Install torch, then: pip install --no-build-isolation cynosure"
     )
-torch.ops.load_library(str(LIBRARY))
+torch.ops.load_library(str(OPERATORS))
 _library = torch.library.Library("cynosure", "FRAGMENT")  # noqa: TOR901  # lives as long as this module
 _library.define("draw_seed(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 
@@ -354,8 +351,3 @@ def _surface(
 
 
 _library.impl("attention", _surface, "CompositeImplicitAutograd")
-
-
-def default_scale(head_dim: int) -> float:
-    """1 / sqrt(head dim)."""
-    return 1.0 / math.sqrt(head_dim)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from cynosure import _core
@@ -13,8 +14,16 @@ from cynosure._constant import ENVIRONMENT, constant
 from cynosure._json import read_object
 
 _FIELDS = frozenset(_core.device_dict(_core.default_device()))
-# What can run from this build. Kernels come with the operators; a build of core and command line alone has none.
-_BUILT: tuple[str, ...] = ()
+# The operators, built where torch was there; a build of core and command line alone has none.
+OPERATORS = Path(_core.__file__).with_name("libcynosure_torch.so")
+
+
+def _built(kind: str) -> list[str]:
+    """The backends that this build runs on tensors of a kind of device."""
+    if not OPERATORS.exists():
+        return []
+    return ["cpu", "unfused"] if kind == "cpu" else ["unfused"]
+
 
 
 class Device:
@@ -117,7 +126,7 @@ def _detected_key(index: int | None) -> bytes:
         "device_kind": "cpu",
         "cpu_isa": os.environ.get("CYNOSURE_CPU_ISA", found.cpu_isa),
         "torch": found.torch.version,
-        "built": list(_BUILT),
+        "built": _built("cuda" if found.gpus else "cpu"),
     }
     if index is not None and not 0 <= index < len(found.gpus):
         raise ValueError(f"device: got index {index}, expected one of the {len(found.gpus)} CUDA devices here")

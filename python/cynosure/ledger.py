@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cynosure import _core
+from cynosure._core import Backend
 from cynosure._json import read_object
 from cynosure.decision import Decision, decision_of
 
@@ -24,6 +25,16 @@ class Entry:
     decision: Decision
     forward: int
     backward: int
+
+    @property
+    def backend(self) -> Backend | None:
+        """The chosen backend."""
+        return self.decision.backend
+
+    @property
+    def count(self) -> int:
+        """How often it was made."""
+        return self.forward + self.backward
 
     def to_dict(self) -> dict[str, Any]:
         """What `Ledger.save` writes for it."""

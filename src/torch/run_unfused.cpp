@@ -12,12 +12,25 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// --- torch's operators by short names
+// --- torch's operators by short names. The stable ABI passes no Scalar, so numbers come as float64 tensors without
+// dimensions, which change no floating tensor's dtype. Its one sum, `subtract`, has a floating factor, which integer
+// tensors refuse: positions and lengths are float64 here, exact up to 2^53.
 
+Tensor number(double value) {
+  AtenTensorHandle result = nullptr;
+  ok(aoti_torch_scalar_to_tensor_float64(value, &result), "a number");
+  return Tensor(result);
+}
+Tensor number(std::int64_t value) { return number(static_cast<double>(value)); }
+/// a - alpha * b
+Tensor subtract(const Tensor& a, const Tensor& b, double alpha) {
+  AtenTensorHandle result = nullptr;
+  ok(aoti_torch_aten_subtract_Tensor(a.get(), b.get(), alpha, &result), "subtract");
+  return Tensor(result);
+}
+Tensor sub(const Tensor& a, const Tensor& b) { return subtract(a, b, 1.0); }
+Tensor add(const Tensor& a, const Tensor& b) { return subtract(a, b, -1.0); }
 Tensor mul(const Tensor& a, const Tensor& b) { return aten("aten::mul", "Tensor", a, b); }
-Tensor mul(const Tensor& a, double b) { return aten("aten::mul", "Scalar", a, b); }
-Tensor add(const Tensor& a, const Tensor& b) { return aten("aten::add", "Tensor", a, b, 1.0); }
-Tensor sub(const Tensor& a, const Tensor& b) { return aten("aten::sub", "Tensor", a, b, 1.0); }
 Tensor div(const Tensor& a, const Tensor& b) { return aten("aten::div", "Tensor", a, b); }
 Tensor matmul(const Tensor& a, const Tensor& b) { return aten("aten::matmul", "", a, b); }
 Tensor exp(const Tensor& t) { return aten("aten::exp", "", t); }
@@ -26,14 +39,18 @@ Tensor tanh(const Tensor& t) { return aten("aten::tanh", "", t); }
 Tensor neg(const Tensor& t) { return aten("aten::neg", "", t); }
 Tensor abs(const Tensor& t) { return aten("aten::abs", "", t); }
 Tensor maximum(const Tensor& a, const Tensor& b) { return aten("aten::maximum", "", a, b); }
-Tensor equals(const Tensor& t, double value) { return aten("aten::eq", "Scalar", t, value); }
+Tensor equal(const Tensor& a, const Tensor& b) { return aten("aten::eq", "Tensor", a, b); }
 Tensor less(const Tensor& a, const Tensor& b) { return aten("aten::lt", "Tensor", a, b); }
-Tensor at_least(const Tensor& t, double value) { return aten("aten::ge", "Scalar", t, value); }
-Tensor at_most(const Tensor& t, double value) { return aten("aten::le", "Scalar", t, value); }
+Tensor at_most(const Tensor& a, const Tensor& b) { return aten("aten::le", "Tensor", a, b); }
+Tensor at_least(const Tensor& a, const Tensor& b) { return aten("aten::ge", "Tensor", a, b); }
 Tensor both(const Tensor& a, const Tensor& b) { return aten("aten::logical_and", "", a, b); }
 Tensor no(const Tensor& t) { return aten("aten::logical_not", "", t); }
 Tensor masked_fill(const Tensor& t, const Tensor& mask, double value) {
-  return aten("aten::masked_fill", "Scalar", t, mask, value);
+  return aten("aten::masked_fill", "Tensor", t, mask, number(value));
+}
+/// Between 0 and `last`.
+Tensor clamp(const Tensor& t, std::int64_t last) {
+  return aten("aten::clamp", "Tensor", t, OptionalTensor(number(std::int64_t{0})), OptionalTensor(number(last)));
 }
 Tensor transpose(const Tensor& t, std::int64_t a, std::int64_t b) { return aten("aten::transpose", "int", t, a, b); }
 Tensor permute(const Tensor& t, const Sizes& order) { return aten("aten::permute", "", t, order); }
@@ -43,27 +60,30 @@ Tensor to(const Tensor& t, std::int32_t type) {
   if (dtype(t) == type) return t;
   return aten("aten::to", "dtype", t, type, false, false, std::nullopt);
 }
+Tensor index(const Tensor& t) { return to(t, aoti_torch_dtype_int64()); }
 Tensor sum(const Tensor& t, const Sizes& dims, bool keep) {
   return aten("aten::sum", "dim_IntList", t, std::optional<Sizes>(dims), keep, std::nullopt);
 }
 Tensor any(const Tensor& t, std::int64_t dim, bool keep) { return aten("aten::any", "dim", t, dim, keep); }
 Tensor amax(const Tensor& t, std::int64_t dim) { return aten("aten::amax", "", t, Sizes{dim}, true); }
-Tensor pick(const Tensor& t, std::int64_t dim, const Tensor& index) { return aten("aten::index_select", "", t, dim, index); }
+Tensor pick(const Tensor& t, std::int64_t dim, const Tensor& index) {
+  return aten("aten::index_select", "", t, dim, index);
+}
 Tensor narrow(const Tensor& t, std::int64_t dim, std::int64_t start, std::int64_t length) {
   return aten("aten::narrow", "", t, dim, start, length);
 }
 void copy(const Tensor& to, const Tensor& from) { static_cast<void>(aten("aten::copy_", "", to, from, false)); }
-Tensor zeros(const Tensor& like, std::int32_t type, const Sizes& size) {
-  Tensor t = empty(like, type, size);
-  return aten("aten::zero_", "", t);
+void fill(const Tensor& t, double value) { ok(aoti_torch_aten_fill__Scalar(t.get(), value), "fill_"); }
+Tensor zeros_like(const Tensor& t) {
+  Tensor result = empty(t, dtype(t), Sizes(sizes(t), sizes(t) + rank(t)));
+  fill(result, 0.0);
+  return result;
 }
-/// 0, 1, 2, ... as int64.
+/// 0, 1, 2, ... as float64, on the device of `like`.
 Tensor count(const Tensor& like, std::int64_t n) {
-  const torch::stable::Device device(torch::stable::detail::to<torch::headeronly::DeviceType>(
-                                         torch::stable::detail::from(device_type(like))),
-                                     static_cast<std::int16_t>(device_index(like)));
-  return aten("aten::arange", "", static_cast<double>(n), std::optional<std::int32_t>(aoti_torch_dtype_int64()),
-              std::nullopt, std::optional<torch::stable::Device>(device), std::nullopt);
+  const Tensor ones = empty(like, aoti_torch_dtype_float64(), {n});
+  fill(ones, 1.0);
+  return sub(aten("aten::cumsum", "", ones, std::int64_t{0}, std::nullopt), number(std::int64_t{1}));
 }
 
 // --- the call with all sequences padded to [B, H, S, D]
@@ -74,7 +94,7 @@ struct Padding {
   OptionalTensor from_tokens;  ///< [batch * length]: the token at each padded place (any token where there is none)
   OptionalTensor to_tokens;    ///< [tokens]: the padded place of each token
   OptionalTensor is_token;     ///< [tokens, 1, 1]: belongs to a sequence
-  OptionalTensor lengths;      ///< [batch, 1, 1, 1] int64
+  OptionalTensor lengths;      ///< [batch, 1, 1, 1] float64
 };
 
 Padding padding_of(const Tensor& tokens, const Tensor& cumulative, std::int64_t batch, std::int64_t length) {
@@ -82,24 +102,19 @@ Padding padding_of(const Tensor& tokens, const Tensor& cumulative, std::int64_t 
   p.tokens = sizes(tokens)[0];
   p.batch = batch;
   p.length = length;
-  const std::int32_t int64 = aoti_torch_dtype_int64();
-  const Tensor ends = to(cumulative, int64);
+  const Tensor ends = to(cumulative, aoti_torch_dtype_float64());
   const Tensor starts = reshape(narrow(ends, 0, 0, batch), {batch, 1});
   p.lengths = reshape(sub(narrow(ends, 0, 1, batch), narrow(ends, 0, 0, batch)), {batch, 1, 1, 1});
   const Tensor place = add(starts, reshape(count(tokens, length), {1, length}));
-  p.from_tokens = reshape(aten("aten::clamp", "", place, std::optional<double>(0.0),
-                               std::optional<double>(static_cast<double>(p.tokens - 1))),
-                          {batch * length});
+  p.from_tokens = reshape(index(clamp(place, p.tokens - 1)), {batch * length});
   // The sequence of token t is the number of ends at or before it; tokens behind the last sequence belong to none.
   const Tensor t = reshape(count(tokens, p.tokens), {p.tokens, 1});
-  const Tensor before = aten("aten::le", "Tensor", reshape(narrow(ends, 0, 1, batch), {1, batch}), t);
-  const Tensor sequence = sum(before, {1}, false);
-  p.is_token = reshape(aten("aten::lt", "Scalar", sequence, static_cast<double>(batch)), {p.tokens, 1, 1});
-  const Tensor mine = aten("aten::clamp", "", sequence, std::optional<double>(0.0),
-                           std::optional<double>(static_cast<double>(batch - 1)));
-  const Tensor position = sub(reshape(t, {p.tokens}), pick(reshape(starts, {batch}), 0, mine));
-  p.to_tokens = aten("aten::clamp", "", add(mul(mine, static_cast<double>(length)), position),
-                     std::optional<double>(0.0), std::optional<double>(static_cast<double>(batch * length - 1)));
+  const Tensor before = at_most(reshape(narrow(ends, 0, 1, batch), {1, batch}), t);
+  const Tensor sequence = to(sum(before, {1}, false), aoti_torch_dtype_float64());
+  p.is_token = reshape(less(sequence, number(batch)), {p.tokens, 1, 1});
+  const Tensor mine = clamp(sequence, batch - 1);
+  const Tensor position = sub(reshape(t, {p.tokens}), pick(reshape(starts, {batch}), 0, index(mine)));
+  p.to_tokens = index(clamp(add(mul(mine, number(length)), position), batch * length - 1));
   return p;
 }
 
@@ -107,7 +122,7 @@ struct Dense {
   std::int64_t batch = 0, heads = 0, kv_heads = 0, group = 1, rows = 0, keys = 0;
   std::int32_t type = 0;               ///< what is computed in
   OptionalTensor q, k, v;              ///< [B, H, S, D]
-  OptionalTensor lengths_q, lengths_k; ///< [B, 1, 1, 1] int64
+  OptionalTensor lengths_q, lengths_k; ///< [B, 1, 1, 1] float64
   std::optional<Padding> padding_q, padding_k;
   OptionalTensor visible;              ///< bool, broadcasts to [B, H, Sq, Skv]; not given: every pair is
   OptionalTensor bias, alibi, mask;    ///< terms, broadcast to [B, H, Sq, Skv]
@@ -144,7 +159,7 @@ void write(const Arguments& a, const Tensor& result, const Tensor& from, const s
 
 OptionalTensor lengths_of(const OptionalTensor& t, std::int64_t batch) {
   if (!t) return std::nullopt;
-  return reshape(to(*t, aoti_torch_dtype_int64()), {batch, 1, 1, 1});
+  return reshape(to(*t, aoti_torch_dtype_float64()), {batch, 1, 1, 1});
 }
 
 /// max_seqlen where it is given, the longest sequence on the CPU, else the tokens.
@@ -170,16 +185,12 @@ void find_visible(const Arguments& a, Dense& d) {
   if (right < 0 && a.call.window_left < 0 && !a.alibi_slopes) return;
   Tensor distance = sub(j, i);  // j - (i + offset)
   if (a.call.align == Align::bottom_right) {
-    if (d.lengths_q || d.lengths_k) {
-      const Tensor rows = d.lengths_q ? *d.lengths_q : aten("aten::full_like", "", *d.lengths_k, static_cast<double>(d.rows), std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
-      const Tensor keys = d.lengths_k ? *d.lengths_k : aten("aten::full_like", "", rows, static_cast<double>(d.keys), std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
-      distance = sub(distance, sub(keys, rows));
-    } else {
-      distance = aten("aten::sub", "Scalar", distance, static_cast<double>(d.keys - d.rows), 1.0);
-    }
+    const Tensor rows = d.lengths_q ? *d.lengths_q : number(d.rows);
+    const Tensor keys = d.lengths_k ? *d.lengths_k : number(d.keys);
+    distance = sub(distance, sub(keys, rows));
   }
-  if (right >= 0) also(d.visible, at_most(distance, static_cast<double>(right)));
-  if (a.call.window_left >= 0) also(d.visible, at_least(distance, -static_cast<double>(a.call.window_left)));
+  if (right >= 0) also(d.visible, at_most(distance, number(right)));
+  if (a.call.window_left >= 0) also(d.visible, at_least(distance, number(-a.call.window_left)));
   if (a.alibi_slopes) {
     const bool by_batch = rank(*a.alibi_slopes) == 2;
     const Tensor slopes = to(reshape(*a.alibi_slopes, {by_batch ? d.batch : 1, d.heads, 1, 1}), d.type);
@@ -198,7 +209,9 @@ Tensor dropout_keep(const Arguments& a, const Dense& d) {
   auto* values = static_cast<float*>(data(keep));
   for (std::int64_t head = 0; head < d.batch * d.heads; ++head)
     cpu::dropout_mask(dropout, head, d.rows, d.keys, values + head * d.rows * d.keys);
-  return to(keep, d.type);
+  // The mask's own scale is float32.
+  const double scale = a.call.dropout_p < 1 ? 1.0 / (1.0 - a.call.dropout_p) : 0.0;
+  return mul(to(no(equal(keep, number(0.0))), d.type), number(scale));
 }
 
 /// Something that no row attends, or that attends nothing, may hold NaN: it counts as 0.
@@ -234,7 +247,7 @@ Dense prepare(const Arguments& a) {
       also(d.visible, *a.attn_mask);
     } else {
       d.mask = to(*a.attn_mask, d.type);
-      also(d.visible, aten("aten::ne", "Scalar", *d.mask, -kInfinity));
+      also(d.visible, no(equal(*d.mask, number(-kInfinity))));
     }
   }
   if (d.visible) {
@@ -264,10 +277,10 @@ struct Scores {
   OptionalTensor tangent;  ///< tanh(s / cap), for its derivative
 };
 Scores scores(const Arguments& a, const Dense& d) {
-  Scores r{.s = ungrouped(d, matmul(grouped(d, mul(*d.q, a.scale)), transpose(*d.k, 2, 3))), .tangent = {}};
+  Scores r{.s = ungrouped(d, matmul(grouped(d, mul(*d.q, number(a.scale))), transpose(*d.k, 2, 3))), .tangent = {}};
   if (a.call.softcap > 0) {
-    r.tangent = tanh(mul(r.s, 1.0 / a.call.softcap));
-    r.s = mul(*r.tangent, a.call.softcap);
+    r.tangent = tanh(mul(r.s, number(1.0 / a.call.softcap)));
+    r.s = mul(*r.tangent, number(a.call.softcap));
   }
   for (const OptionalTensor* term : {&d.bias, &d.alibi, &d.mask})
     if (*term) r.s = add(r.s, **term);
@@ -276,6 +289,20 @@ Scores scores(const Arguments& a, const Dense& d) {
 }
 
 Tensor sink_logits(const Arguments& a, const Dense& d) { return reshape(to(*a.sinks, d.type), {1, d.heads, 1, 1}); }
+
+struct Softmax {
+  Tensor p;         ///< 0 in rows without anything to attend
+  Tensor m, total;  ///< [B, H, Sq, 1]: the reference of the exponents, and their sum
+};
+Softmax softmax_of(const Arguments& a, const Dense& d, const Tensor& s) {
+  Tensor m = amax(s, 3);
+  if (a.sinks) m = maximum(m, sink_logits(a, d));
+  m = masked_fill(m, equal(m, number(-kInfinity)), 0.0);
+  const Tensor e = exp(sub(s, m));
+  Tensor total = sum(e, {3}, true);
+  if (a.sinks) total = add(total, exp(sub(sink_logits(a, d), m)));
+  return {.p = div(e, masked_fill(total, equal(total, number(0.0)), 1.0)), .m = m, .total = total};
+}
 
 /// Rows without anything to attend, [B, H, Sq, 1]; nothing where every row has something.
 OptionalTensor empty_rows(const Dense& d) {
@@ -290,8 +317,6 @@ bool is_empty(const Arguments& a, const Dense& d) {
 bool nothing_to_do(const Arguments& a) {
   return a.sizes.batch == 0 || a.q.numel() == 0 || a.k.numel() == 0;
 }
-
-void fill(const Tensor& t, double value) { static_cast<void>(aten("aten::fill_", "Scalar", t, value)); }
 
 }  // namespace
 
@@ -310,22 +335,15 @@ ForwardResult forward_unfused(const Arguments& a) {
     nothing();
     return result;
   }
-  const Tensor s = scores(a, d).s;
   const OptionalTensor dead = empty_rows(d);
-  Tensor m = amax(s, 3);
-  if (a.sinks) m = maximum(m, sink_logits(a, d));
-  m = masked_fill(m, equals(m, -kInfinity), 0.0);
-  Tensor p = exp(sub(s, m));
-  Tensor total = sum(p, {3}, true);
-  if (a.sinks) total = add(total, exp(sub(sink_logits(a, d), m)));
-  const Tensor divisor = masked_fill(total, equals(total, 0.0), 1.0);
-  p = div(p, divisor);
+  const Softmax softmax = softmax_of(a, d, scores(a, d).s);
+  Tensor p = softmax.p;
   if (d.keep) p = mul(p, *d.keep);
   Tensor out = ungrouped(d, matmul(grouped(d, p), *d.v));
   if (dead) out = masked_fill(out, *dead, 0.0);
   write(a, result.out, out, d.padding_q);
   if (a.call.training || a.call.return_lse) {
-    Tensor lse = add(log(total), m);
+    Tensor lse = add(log(softmax.total), softmax.m);
     if (dead) lse = masked_fill(lse, *dead, -kInfinity);
     if (d.padding_q) {
       const Padding& p_q = *d.padding_q;
@@ -341,13 +359,12 @@ ForwardResult forward_unfused(const Arguments& a) {
 
 BackwardResult backward_unfused(const Arguments& a, const BackwardInputs& in) {
   BackwardResult result{.dq = new_like(a, a.q), .dk = new_like(a, a.k), .dv = new_like(a, a.v), .dbias = {}, .dmask = {}, .dsinks = {}};
-  const auto like = [](const Tensor& t) { return zeros(t, dtype(t), Sizes(sizes(t), sizes(t) + rank(t))); };
   const bool bias_grad = a.attn_bias && a.call.bias_requires_grad;
   const bool mask_grad = a.attn_mask && a.mask_requires_grad && a.call.attn_mask.element != Element::boolean;
   const bool sinks_grad = a.sinks && a.sinks_requires_grad;
-  if (bias_grad) result.dbias = like(*a.attn_bias);
-  if (mask_grad) result.dmask = like(*a.attn_mask);
-  if (sinks_grad) result.dsinks = like(*a.sinks);
+  if (bias_grad) result.dbias = zeros_like(*a.attn_bias);
+  if (mask_grad) result.dmask = zeros_like(*a.attn_mask);
+  if (sinks_grad) result.dsinks = zeros_like(*a.sinks);
   const auto nothing = [&] {
     fill(result.dq, 0.0);
     fill(result.dk, 0.0);
@@ -370,13 +387,11 @@ BackwardResult backward_unfused(const Arguments& a, const BackwardInputs& in) {
     const Tensor rows = pick(transpose(t, 0, 1), 0, *p.from_tokens);
     return to(permute(reshape(rows, {p.batch, p.length, d.heads, 1}), {0, 2, 1, 3}), d.type);
   };
-  Tensor lse = rows_of(in.lse);
   Tensor dout = to(to_heads_first(a, in.grad_out, d.padding_q), d.type);
-  if (dead) {
-    lse = masked_fill(lse, *dead, 0.0);
-    dout = masked_fill(dout, *dead, 0.0);
-  }
-  const Tensor p = exp(sub(score.s, lse));
+  if (dead) dout = masked_fill(dout, *dead, 0.0);
+  // Not from the LSE, which is float32: a float64 call keeps its precision.
+  const Softmax softmax = softmax_of(a, d, score.s);
+  const Tensor& p = softmax.p;
   const Tensor kept = d.keep ? mul(p, *d.keep) : p;
   const Tensor rows_dout = grouped(d, dout);
   write(a, result.dv, matmul(transpose(grouped(d, kept), 2, 3), rows_dout), d.padding_k);
@@ -399,12 +414,12 @@ BackwardResult backward_unfused(const Arguments& a, const BackwardInputs& in) {
   if (bias_grad) copy(*result.dbias, reduce(*a.attn_bias));
   if (mask_grad) copy(*result.dmask, reduce(*a.attn_mask));
   if (sinks_grad) {
-    Tensor sink = mul(exp(sub(sink_logits(a, d), lse)), neg(delta));
+    Tensor sink = mul(div(exp(sub(sink_logits(a, d), softmax.m)), softmax.total), neg(delta));
     if (dead) sink = masked_fill(sink, *dead, 0.0);
     copy(*result.dsinks, reshape(sum(sink, {0, 2}, false), {d.heads}));
   }
-  if (score.tangent) ds = mul(ds, sub(aten("aten::ones_like", "", ds, std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::nullopt), mul(*score.tangent, *score.tangent)));
-  const Tensor rows_ds = grouped(d, mul(ds, a.scale));
+  if (score.tangent) ds = mul(ds, sub(number(1.0), mul(*score.tangent, *score.tangent)));
+  const Tensor rows_ds = grouped(d, mul(ds, number(a.scale)));
   write(a, result.dq, ungrouped(d, matmul(rows_ds, *d.k)), d.padding_q);
   write(a, result.dk, matmul(transpose(rows_ds, 2, 3), grouped(d, *d.q)), d.padding_k);
   return result;

@@ -59,3 +59,17 @@ def many_graphs() -> Iterator[None]:
 
     with config.patch(recompile_limit=256, accumulated_recompile_limit=512):
         yield
+
+
+@pytest.fixture
+def attention(clean_environment: pytest.MonkeyPatch) -> None:
+    """`cynosure.attention`, or a stand-in while it is not there; and random numbers from a fixed seed."""
+    import torch
+
+    import cynosure
+
+    if not hasattr(cynosure, "attention"):
+        import attention_stand_in  # type: ignore[import-not-found]
+
+        clean_environment.setattr(cynosure, "attention", attention_stand_in.attention, raising=False)
+    torch.manual_seed(0)
