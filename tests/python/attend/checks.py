@@ -108,6 +108,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 # A 16-bit program may be lucky over few numbers; there each term may be rounded once.
 _FEW = 64
+_FEW_PAIRS = 2000
 _UNIT = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12, torch.float32: 2.0**-23, torch.float64: 2.0**-50}
 
 
@@ -127,6 +128,9 @@ def compare(inputs: Inputs, x: Results, ref: Results, m: Results, size: Results)
     unit = 2.0**-50 if case.dtype == "float64" else 2.0**-23
     finite = ref.lse[torch.isfinite(ref.lse)]
     largest = max(1.0, float(finite.abs().max()) if finite.numel() else 1.0)
+    pairs = case.heads * sum(rows * keys for rows, keys in zip(inputs.lengths_q, inputs.lengths_k, strict=True))
+    if pairs < _FEW_PAIRS:  # the plain program's scores may be the luckier ones
+        largest = max(largest, float(size.lse))
 
     def close(name: str, x: Tensor, ref: Tensor, m: Tensor, size: Tensor, inner: float) -> None:
         assert x.shape == ref.shape, f"{name}: shape {tuple(x.shape)}, expected {tuple(ref.shape)}"
@@ -137,7 +141,7 @@ def compare(inputs: Inputs, x: Results, ref: Results, m: Results, size: Results)
             f"(plain program: {_distance(m, ref):.3g})\n{case!r}"
         )
 
-    close("out", x.out, ref.out, m.out, size.out, unit)
+    close("out", x.out, ref.out, m.out, size.out, unit * (largest if pairs < _FEW_PAIRS else 1.0))
     if case.lse:
         assert x.lse.dtype == torch.float32
         assert x.lse.shape == ref.lse.shape, f"lse: {tuple(x.lse.shape)}, expected {tuple(ref.lse.shape)}\n{case!r}"

@@ -164,7 +164,7 @@ def test_A11_sdpa_kernel_inside_the_compiled_function(compiled: Any) -> None:
 @pytest.mark.parametrize("compiler", [None, "eager"])
 def test_A13_max_seqlen_as_a_tensor_is_refused_with_the_remedy(compiled: Any, compiler: str | None) -> None:
     x, cu = torch.randn(9, 2, 8), torch.tensor([0, 4, 9], dtype=torch.int32)
-    longest = torch.tensor(5)
+    longest: Any = torch.tensor(5)
 
     def function() -> Tensor:
         return attention(  # type: ignore[no-any-return]
@@ -239,7 +239,8 @@ def test_C7_auto_and_named_are_different_contracts() -> None:
     with Ran() as found:
         attention(q, k, v, backend=cynosure.prefer("cpu"))
     assert found.only == "unfused"
-    for named in ("cpu", ["cpu"], cynosure.require("cpu"), cynosure.Backend.cpu):
+    contracts: list[Any] = ["cpu", ["cpu"], cynosure.require("cpu"), cynosure.Backend.cpu]
+    for named in contracts:
         with pytest.raises(cynosure.NoBackendError):
             attention(q, k, v, backend=named)
 
