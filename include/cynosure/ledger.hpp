@@ -27,8 +27,8 @@ inline constexpr std::size_t kLedgerCapacity = 4096;
 
 /// Decides through the process-wide cache and records the decision. Thread-safe; a repeated call of one thread costs a
 /// comparison and an atomic increment. A decision without a backend is recorded, too.
-[[nodiscard]] CYNOSURE_API Outcome decide_and_record(const Problem& problem, Settings settings, const Device& device,
-                                                     Direction direction);
+CYNOSURE_API Outcome decide_and_record(const Problem& problem, Settings settings, const Device& device,
+                                       Direction direction);
 
 [[nodiscard]] CYNOSURE_API LedgerSnapshot ledger();
 CYNOSURE_API void clear_ledger();

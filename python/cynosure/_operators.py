@@ -161,71 +161,95 @@ def _fake_draw_seed(like: Any) -> Any:
 
 
 # --- derivatives
+#
+# The arguments of the raw forward come in two parts: q, k, v, and `rest`, the shared ones in the order of their schema:
+# attn_bias, attn_mask, alibi_slopes, sinks, seqlens_q, seqlens_k, dropout_seed, then numbers.
 
-# Of the arguments of the raw forward: q, k, v, then the shared ones.
-_TENSORS = 10  # q, k, v, attn_bias, attn_mask, alibi_slopes, sinks, seqlens_q, seqlens_k, dropout_seed
-_BIAS, _MASK, _SINKS = 3, 4, 6
+_REST_TENSORS = 7
+PLAIN_REST = (None,) * _REST_TENSORS
 
 
 def _zeros_for(out: Any, grad_out: Any) -> Any:
     return torch.zeros_like(out) if grad_out is None else grad_out
 
 
-def _gradients(grads: Any) -> tuple[Any, ...]:
-    """What backward returns: a gradient, or None, for each argument of the raw forward."""
-    dq, dk, dv, dbias, dmask, dsinks = grads
-    return dq, dk, dv, dbias, dmask, None, dsinks, None, None, None, *([None] * 9)
-
-
 class Attention(torch.autograd.Function):
-    """The raw pair as one differentiable call: (out, lse)."""
+    """The raw pair as one differentiable call. Arguments: q, k, v, attn_bias, attn_mask, sinks, rest."""
 
     @staticmethod
-    def forward(ctx: Any, *args: Any) -> Any:  # type: ignore[override]
-        """The raw forward."""
-        out, lse = raw_forward(*args)
-        ctx.save_for_backward(*args[:_TENSORS], out, lse)
-        ctx.rest = args[_TENSORS:]
+    def forward(ctx: Any, q: Any, k: Any, v: Any, attn_bias: Any, attn_mask: Any, sinks: Any, rest: Any) -> Any:  # type: ignore[override]
+        """The raw forward: (out, lse)."""
+        out, lse = raw_forward(q, k, v, *rest)
+        ctx.save_for_backward(q, k, v, out, lse, *rest[:_REST_TENSORS])
+        ctx.rest = rest[_REST_TENSORS:]
         ctx.set_materialize_grads(False)
-        if not args[-2] & LSE_GRAD:
+        if not rest[-2] & LSE_GRAD:
             ctx.mark_non_differentiable(lse)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:  # type: ignore[override]
         """The raw backward; a second derivative goes by way of `unfused`, or raises."""
-        saved = ctx.saved_tensors
+        q, k, v, out, lse, *tensors = ctx.saved_tensors
         if grad_out is None and grad_lse is None:
-            return (None,) * (_TENSORS + len(ctx.rest))
+            return (None,) * 7
+        rest = (*tensors, *ctx.rest)
         if torch.is_grad_enabled():
-            return _differentiable_backward(saved, ctx.rest, grad_out, grad_lse)
-        q, k, v = saved[:3]
-        out, lse = saved[_TENSORS:]
-        try:
-            grads = raw_backward(
-                _zeros_for(out, grad_out), grad_lse, q, k, v, out, lse, *saved[3:_TENSORS], *ctx.rest
-            )
-        except RuntimeError as error:
-            typed(error)
-        return _gradients(grads)
+            dq, dk, dv, dbias, dmask, dsinks = _differentiable_backward(q, k, v, out, lse, rest, grad_out, grad_lse)
+        else:
+            try:
+                dq, dk, dv, dbias, dmask, dsinks = raw_backward(
+                    _zeros_for(out, grad_out), grad_lse, q, k, v, out, lse, *rest
+                )
+            except RuntimeError as error:
+                typed(error)
+        return dq, dk, dv, dbias, dmask, dsinks, None
 
 
-def _differentiable_backward(saved: Any, rest: Any, grad_out: Any, grad_lse: Any) -> Any:
+class PlainAttention(torch.autograd.Function):
+    """The same without optional tensors, and the output alone: what most calls are, at less cost."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, rest: Any) -> Any:  # type: ignore[override]
+        """The raw forward: out."""
+        out, lse = raw_forward(q, k, v, *rest)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = rest
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Any) -> Any:  # type: ignore[override]
+        """The raw backward, or as in Attention."""
+        q, k, v, out, lse = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            grads = _differentiable_backward(q, k, v, out, lse, ctx.rest, grad_out, None)
+        else:
+            try:
+                grads = raw_backward(grad_out, None, q, k, v, out, lse, *ctx.rest)
+            except RuntimeError as error:
+                typed(error)
+        return grads[0], grads[1], grads[2], None
+
+
+def _differentiable_backward(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, rest: Any, grad_out: Any, grad_lse: Any
+) -> Any:
+    """(dq, dk, dv, dbias, dmask, dsinks) that can be differentiated once more, or that raise when they are."""
     from cynosure import _second_order
 
-    return _second_order.backward(saved[:_TENSORS], rest, saved[_TENSORS:], grad_out, grad_lse)
+    return _second_order.backward(q, k, v, out, lse, rest, grad_out, grad_lse)
 
 
-def raw_arguments(
-    q: Any,
-    k: Any,
-    v: Any,
-    settings: int,
-    *,
+# Function.apply without its Python part, which looks for functorch's transforms: those take another way (_transforms).
+apply_plain = super(torch.autograd.Function, PlainAttention).apply  # type: ignore[misc]
+
+
+def rest_of(
     dims: int,
     causal: bool,
     top_left: bool,
-    window: tuple[int, int],
+    window_left: int,
+    window_right: int,
     attn_bias: Any,
     attn_mask: Any,
     alibi_slopes: Any,
@@ -234,13 +258,16 @@ def raw_arguments(
     scale: float | None,
     dropout_p: float,
     dropout_seed: Any,
-    lengths: tuple[Any, Any],
-    longest: tuple[Any, Any],
+    seqlens_q: Any,
+    seqlens_k: Any,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
     return_lse: bool,
     lse_grad: bool,
     runtime: int,
-) -> tuple[tuple[Any, ...], bool]:
-    """The arguments of the raw forward, and whether a gradient is wanted."""
+    settings: int,
+) -> tuple[Any, ...]:
+    """The shared arguments, but for the bits that say which gradients are wanted."""
     options = dims | runtime
     if causal:
         options |= CAUSAL
@@ -249,47 +276,51 @@ def raw_arguments(
     if scale is not None:
         options |= SCALE_GIVEN
     if return_lse:
-        options |= RETURN_LSE
-        if lse_grad or q.device.type == "cpu":
-            options |= LSE_GRAD
-    training = False
-    if torch.is_grad_enabled():
-        training = q.requires_grad or k.requires_grad or v.requires_grad
-        for tensor, bit in ((attn_bias, BIAS_GRAD), (attn_mask, MASK_GRAD), (sinks, SINKS_GRAD)):
-            if tensor is not None and tensor.requires_grad:
-                training = True
-                options |= bit
-        if training:
-            options |= TRAINING
+        options |= RETURN_LSE | LSE_GRAD if lse_grad else RETURN_LSE
     return (
-        q,
-        k,
-        v,
         attn_bias,
         attn_mask,
         alibi_slopes,
         sinks,
-        lengths[0],
-        lengths[1],
+        seqlens_q,
+        seqlens_k,
         dropout_seed,
-        longest[0],
-        longest[1],
-        window[0],
-        window[1],
+        max_seqlen_q,
+        max_seqlen_k,
+        window_left,
+        window_right,
         1.0 if scale is None else scale,
         softcap,
         dropout_p,
         options,
         settings,
-    ), training
+    )
 
 
-def run(args: tuple[Any, ...], training: bool) -> tuple[Any, Any]:
-    """Calls the raw forward, through autograd where a gradient is wanted."""
-    if training:
-        result: tuple[Any, Any] = Attention.apply(*args)
-        return result
-    result = raw_forward(*args)
+def gradient_bits(q: Any, k: Any, v: Any, attn_bias: Any, attn_mask: Any, sinks: Any) -> int:
+    """Which gradients are wanted; 0: none. Grad mode is on."""
+    bits = TRAINING if q.requires_grad or k.requires_grad or v.requires_grad else 0
+    if attn_bias is not None and attn_bias.requires_grad:
+        bits |= TRAINING | BIAS_GRAD
+    if attn_mask is not None and attn_mask.requires_grad:
+        bits |= TRAINING | MASK_GRAD
+    if sinks is not None and sinks.requires_grad:
+        bits |= TRAINING | SINKS_GRAD
+    return bits
+
+
+def run(q: Any, k: Any, v: Any, rest: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Calls the raw forward, through autograd where a gradient is wanted: (out, lse)."""
+    if torch.is_grad_enabled():
+        attn_bias, attn_mask, _, sinks = rest[:4]
+        bits = gradient_bits(q, k, v, attn_bias, attn_mask, sinks)
+        if bits:
+            if rest[-2] & RETURN_LSE and q.device.type == "cpu":
+                bits |= LSE_GRAD  # both backends of the CPU have it
+            rest = (*rest[:-2], rest[-2] | bits, rest[-1])
+            result: tuple[Any, Any] = Attention.apply(q, k, v, attn_bias, attn_mask, sinks, rest)
+            return result
+    result = raw_forward(q, k, v, *rest)
     return result
 
 
@@ -324,30 +355,30 @@ def _surface(
 ) -> tuple[Any, Any]:
     """The kernel of `cynosure::attention`."""
     ragged = layout == "thd"
-    args, training = raw_arguments(
-        query,
-        key,
-        value,
+    rest = rest_of(
+        DIMS[layout],
+        causal,
+        align == "top_left",
+        window_left,
+        window_right,
+        attn_bias,
+        attn_mask,
+        alibi_slopes,
+        softcap,
+        sinks,
+        scale,
+        dropout_p,
+        dropout_seed,
+        cu_seqlens_q if ragged else seqlens_q,
+        cu_seqlens_k if ragged else seqlens_k,
+        -1 if max_seqlen_q is None else max_seqlen_q,
+        -1 if max_seqlen_k is None else max_seqlen_k,
+        return_lse,
+        lse_grad,
+        runtime,
         settings,
-        dims=DIMS[layout],
-        causal=causal,
-        top_left=align == "top_left",
-        window=(window_left, window_right),
-        attn_bias=attn_bias,
-        attn_mask=attn_mask,
-        alibi_slopes=alibi_slopes,
-        softcap=softcap,
-        sinks=sinks,
-        scale=scale,
-        dropout_p=dropout_p,
-        dropout_seed=dropout_seed,
-        lengths=(cu_seqlens_q, cu_seqlens_k) if ragged else (seqlens_q, seqlens_k),
-        longest=(-1 if max_seqlen_q is None else max_seqlen_q, -1 if max_seqlen_k is None else max_seqlen_k),
-        return_lse=return_lse,
-        lse_grad=lse_grad,
-        runtime=runtime,
     )
-    return run(args, training)
+    return run(query, key, value, rest)
 
 
 _library.impl("attention", _surface, "CompositeImplicitAutograd")

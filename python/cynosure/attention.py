@@ -10,11 +10,18 @@ import torch
 from cynosure import _core, log
 from cynosure._constant import ENVIRONMENT, constant
 from cynosure._operators import (
+    CAUSAL,
     CHECK,
     CPU_ISA_SHIFT,
     DIMS,
+    PLAIN_REST,
+    SCALE_GIVEN,
+    TOP_LEFT,
+    TRAINING,
+    apply_plain,
     draw_seed,
-    raw_arguments,
+    raw_forward,
+    rest_of,
     run,
     surface,
     typed,
@@ -24,6 +31,7 @@ from cynosure.backend import BackendArgument, Contract
 from cynosure.settings import _word_with, eager_now
 
 _is_autocast_enabled = torch.is_autocast_enabled
+is_grad_enabled = torch.is_grad_enabled
 _no_limits = (-1, -1)
 
 
@@ -91,30 +99,41 @@ def attention(
     dims = DIMS.get(layout) if isinstance(layout, str) else None
     if dims is None:
         raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(DIMS)}")
-    if align != "bottom_right" and align != "top_left":
-        raise ValueError(f"align: got {align!r}, expected 'bottom_right' or 'top_left'")
     if causal is not True and causal is not False:
         raise ValueError(f"causal: got {causal!r}, expected True or False")
-    if window_size is not _no_limits and window_size != _no_limits:
-        _check_window(window_size)
-    if lse_grad and not return_lse:
-        raise ValueError("lse_grad: got True without return_lse, expected return_lse=True too")
     if attn_mask is not None and attn_mask.dim() < 4:
         attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
     if _is_autocast_enabled(q.device.type):
         q, k, v, attn_bias, attn_mask = _autocast(q.device.type, q, k, v, attn_bias, attn_mask)
+    plain = (
+        attn_bias is None
+        and attn_mask is None
+        and alibi_slopes is None
+        and sinks is None
+        and dropout_p == 0.0
+        and seqlens_q is None
+        and seqlens_k is None
+        and dims != 3
+        and not return_lse
+        and max_seqlen_q is None
+        and max_seqlen_k is None
+    )
+    if window_size is not _no_limits and window_size != _no_limits:
+        _check_window(window_size)
+    if align != "bottom_right" and align != "top_left":
+        raise ValueError(f"align: got {align!r}, expected 'bottom_right' or 'top_left'")
+    if lse_grad and not return_lse:
+        raise ValueError("lse_grad: got True without return_lse, expected return_lse=True too")
+    lengths_q, lengths_k = seqlens_q, seqlens_k
     if dims == 3:
-        lengths = (cu_seqlens_q, cu_seqlens_k)
         if seqlens_q is not None or seqlens_k is not None:
             raise ValueError("seqlens_q, seqlens_k: given with layout 'thd', expected cu_seqlens_q and cu_seqlens_k")
-    else:
-        lengths = (seqlens_q, seqlens_k)
-        if cu_seqlens_q is not None or cu_seqlens_k is not None:
-            raise ValueError(f"cu_seqlens_q, cu_seqlens_k: given with layout {layout!r}, expected only with 'thd'")
-    if max_seqlen_q is None and max_seqlen_k is None:
-        longest: tuple[Any, Any] = _no_limits
-    else:
-        longest = (_longest("max_seqlen_q", max_seqlen_q), _longest("max_seqlen_k", max_seqlen_k))
+        lengths_q, lengths_k = cu_seqlens_q, cu_seqlens_k
+    elif cu_seqlens_q is not None or cu_seqlens_k is not None:
+        raise ValueError(f"cu_seqlens_q, cu_seqlens_k: given with layout {layout!r}, expected only with 'thd'")
+    if isinstance(max_seqlen_q, torch.Tensor) or isinstance(max_seqlen_k, torch.Tensor):
+        name = "max_seqlen_q" if isinstance(max_seqlen_q, torch.Tensor) else "max_seqlen_k"
+        raise TypeError(f"{name}: got a tensor, expected an int; pass int({name})")
 
     if compiling():
         word = traced_word()
@@ -123,7 +142,9 @@ def attention(
             word, error, wrong_type = _word_with(word, kind, names, policy, None, None, None)
             if error is not None:
                 raise (TypeError(error) if wrong_type else ValueError(error))
-        runtime, error = call("runtime_options", ENVIRONMENT.get(b"CYNOSURE_CPU_ISA"), ENVIRONMENT.get(b"CYNOSURE_CHECK"))
+        runtime, error = call(
+            "runtime_options", ENVIRONMENT.get(b"CYNOSURE_CPU_ISA"), ENVIRONMENT.get(b"CYNOSURE_CHECK")
+        )
         if error is not None:
             raise ValueError(error)
         if dropout_p and dropout_seed is None:
@@ -166,34 +187,63 @@ def attention(
         log.follow_ledger()
     if backend != "auto" or policy is not None:
         word = _word_for(word, backend, policy)
-    if dropout_p and dropout_seed is None:
-        dropout_seed = draw_seed(q)
     isa, check = ENVIRONMENT.get(b"CYNOSURE_CPU_ISA"), ENVIRONMENT.get(b"CYNOSURE_CHECK")
+    runtime = 0 if isa is None and check is None else _runtime(isa, check)
     try:
-        args, training = raw_arguments(
+        if plain:
+            options = dims | runtime
+            if causal:
+                options |= CAUSAL
+            if align == "top_left":
+                options |= TOP_LEFT
+            if scale is not None:
+                options |= SCALE_GIVEN
+            training = is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+            if training:
+                options |= TRAINING
+            rest = (
+                *PLAIN_REST,
+                -1,
+                -1,
+                window_size[0],
+                window_size[1],
+                1.0 if scale is None else scale,
+                softcap,
+                0.0,
+                options,
+                word,
+            )
+            return apply_plain(q, k, v, rest) if training else raw_forward(q, k, v, *rest)[0]
+        if dropout_p and dropout_seed is None:
+            dropout_seed = draw_seed(q)
+        out, lse = run(
             q,
             k,
             v,
-            word,
-            dims=dims,
-            causal=causal,
-            top_left=align == "top_left",
-            window=window_size,
-            attn_bias=attn_bias,
-            attn_mask=attn_mask,
-            alibi_slopes=alibi_slopes,
-            softcap=softcap,
-            sinks=sinks,
-            scale=scale,
-            dropout_p=dropout_p,
-            dropout_seed=dropout_seed,
-            lengths=lengths,
-            longest=longest,
-            return_lse=return_lse,
-            lse_grad=lse_grad,
-            runtime=0 if isa is None and check is None else _runtime(isa, check),
+            rest_of(
+                dims,
+                causal,
+                align == "top_left",
+                window_size[0],
+                window_size[1],
+                attn_bias,
+                attn_mask,
+                alibi_slopes,
+                softcap,
+                sinks,
+                scale,
+                dropout_p,
+                dropout_seed,
+                lengths_q,
+                lengths_k,
+                -1 if max_seqlen_q is None else max_seqlen_q,
+                -1 if max_seqlen_k is None else max_seqlen_k,
+                return_lse,
+                lse_grad,
+                runtime,
+                word,
+            ),
         )
-        out, lse = run(args, training)
     except RuntimeError as error:
         typed(error)
     return (out, lse) if return_lse else out
@@ -206,14 +256,6 @@ def _check_window(window_size: Any) -> None:
         or any([isinstance(side, bool) or not isinstance(side, int) for side in window_size])  # noqa: C419  # traced
     ):
         raise ValueError(f"window_size: got {window_size!r}, expected (left, right), two ints")
-
-
-def _longest(name: str, value: Any) -> Any:
-    if value is None:
-        return -1
-    if isinstance(value, torch.Tensor):
-        raise TypeError(f"{name}: got a tensor, expected an int; pass int({name})")
-    return value
 
 
 def _autocast(device: str, *tensors: Any) -> Any:

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ledger: distinct, counted, bounded, and safe from many threads; and the message of a call without a backend.
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <cynosure/ledger.hpp>
+#include <cynosure/select.hpp>
+
+namespace cynosure {
+namespace {
+
+Device cpu() {
+  Device device;
+  device.built = static_cast<std::uint16_t>((BackendSet{Backend::cpu} | Backend::unfused).bits());
+  return device;
+}
+Problem problem(std::int64_t length) {
+  Problem p;
+  p.features.dtype = DType::float32;
+  p.lengths = {.batch = 1, .seqlen_q = length, .seqlen_k = length};
+  return p;
+}
+
+class Ledger : public testing::Test {
+ protected:
+  void SetUp() override { clear_ledger(); }
+  void TearDown() override {
+    set_ledger_sink(nullptr);
+    clear_ledger();
+  }
+};
+
+TEST_F(Ledger, CountsEachDirection) {
+  for (int i = 0; i < 3; ++i) decide_and_record(problem(8), {}, cpu(), Direction::forward);
+  decide_and_record(problem(8), {}, cpu(), Direction::backward);
+  decide_and_record(problem(9), {}, cpu(), Direction::forward);
+  const LedgerSnapshot snapshot = ledger();
+  ASSERT_EQ(snapshot.entries.size(), 2U);
+  EXPECT_EQ(snapshot.entries[0].forward, 3U);
+  EXPECT_EQ(snapshot.entries[0].backward, 1U);
+  EXPECT_EQ(snapshot.entries[0].decision, select(problem(8), {}, cpu()));
+  EXPECT_EQ(snapshot.entries[1].forward, 1U);
+}
+
+TEST_F(Ledger, DecidesAsSelectDoes) {
+  const Outcome outcome = decide_and_record(problem(8), {}, cpu(), Direction::forward);
+  EXPECT_EQ(outcome, evaluate(problem(8), {}, cpu()));
+  EXPECT_EQ(outcome.backend(), Backend::cpu);
+}
+
+TEST_F(Ledger, ClearedItStartsAnew) {
+  decide_and_record(problem(8), {}, cpu(), Direction::forward);
+  clear_ledger();
+  EXPECT_TRUE(ledger().entries.empty());
+  decide_and_record(problem(8), {}, cpu(), Direction::backward);  // this thread still knows the slot
+  ASSERT_EQ(ledger().entries.size(), 1U);
+  EXPECT_EQ(ledger().entries[0].forward, 0U);
+  EXPECT_EQ(ledger().entries[0].backward, 1U);
+}
+
+std::atomic<int> told{0};
+TEST_F(Ledger, TellsOfEachNewDecisionOnce) {
+  told = 0;
+  set_ledger_sink([](const Decision&, Direction) { ++told; });
+  for (int i = 0; i < 4; ++i) decide_and_record(problem(20), {}, cpu(), Direction::forward);
+  decide_and_record(problem(20), {}, cpu(), Direction::backward);
+  decide_and_record(problem(21), {}, cpu(), Direction::forward);
+  EXPECT_EQ(told, 2);
+  clear_ledger();
+  decide_and_record(problem(21), {}, cpu(), Direction::forward);
+  EXPECT_EQ(told, 3);
+}
+
+TEST_F(Ledger, ManyThreads) {
+  constexpr int threads = 4;
+  constexpr int calls = 2000;
+  std::vector<std::thread> pool;
+  for (int t = 0; t < threads; ++t)
+    pool.emplace_back([] {
+      for (int i = 0; i < calls; ++i)
+        decide_and_record(problem(30 + i % 7), {}, cpu(), i % 2 == 0 ? Direction::forward : Direction::backward);
+    });
+  for (std::thread& thread : pool) thread.join();
+  std::uint64_t sum = 0;
+  for (const LedgerEntry& entry : ledger().entries) sum += entry.forward + entry.backward;
+  EXPECT_EQ(sum, std::uint64_t{threads} * calls);
+  EXPECT_EQ(ledger().entries.size(), 7U);
+}
+
+TEST_F(Ledger, IsBounded) {
+  constexpr auto more = static_cast<std::int64_t>(kLedgerCapacity) + 100;
+  for (std::int64_t i = 0; i < more; ++i) decide_and_record(problem(1000 + i), {}, cpu(), Direction::forward);
+  const LedgerSnapshot snapshot = ledger();
+  EXPECT_LE(snapshot.entries.size(), kLedgerCapacity);
+  EXPECT_GE(snapshot.unlisted, 100U);
+}
+
+TEST(Refusal, SaysWhatToDoAndEveryReason) {
+  Problem p = problem(8);
+  p.features.dtype = DType::float64;
+  const Settings settings = Settings{}.with_contract(Contract::require, {Backend::cpu});
+  const Decision decision = select(p, settings, cpu());
+  ASSERT_FALSE(decision.backend().has_value());
+  const std::string text = decision.refusal();
+  EXPECT_TRUE(text.starts_with("no backend may run this call")) << text;
+  for (const char* part : {"cpu.dtype: dtype=float64; required: float32, bfloat16 or float16", "dtype=float64", "unfused"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+}
+
+TEST(Refusal, NamesWhatIsRequiredAndSwitchedOff) {
+  const Settings settings =
+      Settings{}.with_contract(Contract::require, {Backend::cpu}).with_enabled(BackendSet{Backend::unfused});
+  const std::string text = select(problem(8), settings, cpu()).refusal();
+  EXPECT_TRUE(text.starts_with("no backend may run this call: cpu is required and switched off")) << text;
+}
+
+}  // namespace
+}  // namespace cynosure
