@@ -27,7 +27,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Case:
-    """One call. A broadcast shape is four letters, as in "1hss": each is 1 or full; the last is always full.
+    """One call. A broadcast shape is four letters, as in "1hss": each is 1 or full; the last is 1 in masks alone.
 
     lengths: "full"; "some", "empty" (some are 0), "q_only", "k_only" (padded layouts: the other side is whole);
     in "thd" also "tail" (tokens behind the last sequence). strides: how q, k and v lie in memory, see `_STRIDES`.
@@ -134,10 +134,10 @@ def band(case: Case, rows: int, keys: int) -> Tensor:
 
 
 def cut(term: Tensor, b: int, rows: int, keys: int) -> Tensor:
-    """The part of a broadcast [B, H, Sq, Skv] term that concerns one sequence: [1 or H, 1 or rows, keys]."""
+    """The part of a broadcast [B, H, Sq, Skv] term that concerns one sequence: [1 or H, 1 or rows, 1 or keys]."""
     term = term[b if term.shape[0] > 1 else 0]
     term = term[:, :rows] if term.shape[1] > 1 else term
-    return term[..., :keys]
+    return term[..., :keys] if term.shape[-1] > 1 else term
 
 
 def attended(case: Case, arguments: dict[str, Any], b: int, rows: int, keys: int) -> Tensor:
@@ -470,6 +470,8 @@ FEATURES: dict[str, tuple[dict[str, Any], ...]] = {
         {"mask": "additive:bhss", "mask_grad": True},
         {"mask": "additive:111s", "mask_grad": True},
         {"mask": "additive:1h1s", "mask_grad": True},
+        {"mask": "bool:b1s1"},
+        {"mask": "additive:11s1", "mask_grad": True},
     ),
     "masked_rows": ({}, {"masked_rows": True}),
     "softcap": ({}, {"softcap": 1.5}, {"softcap": 30.0}),

@@ -102,7 +102,7 @@ def attend(inputs: Inputs, leaves: dict[str, Tensor], keep: Keep | None = None) 
 @contextlib.contextmanager
 def plain_sdpa() -> Iterator[None]:
     """torch's math attention, in 16 bits too."""
-    allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
+    allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     try:
         with sdpa_kernel(SDPBackend.MATH):
@@ -180,7 +180,10 @@ def plain(inputs: Inputs, keep: Keep | None = None) -> Results:
 
 
 def magnitudes(inputs: Inputs, keep: Keep | None = None) -> Results:
-    """How large the terms are that each result sums up, all taken as absolute values: the scale of roundings."""
+    """How large the terms are that each result sums up, all taken as absolute values: the scale of roundings.
+
+    `lse` is one number: the largest sum of the terms of a score.
+    """
     case = inputs.case
     leaves = {
         name: x.detach().to(torch.float64 if x.is_floating_point() else x.dtype).requires_grad_(x.requires_grad)
@@ -195,6 +198,7 @@ def magnitudes(inputs: Inputs, keep: Keep | None = None) -> Results:
         for name in ("q", "k", "v", "attn_bias", "attn_mask", "sinks")
         if name in arguments
     }
+    score = 1.0
     with torch.no_grad():
         for b in range(case.batch):
             rows, keys = inputs.lengths_q[b], inputs.lengths_k[b]
@@ -207,6 +211,8 @@ def magnitudes(inputs: Inputs, keep: Keep | None = None) -> Results:
             q = torch.where(kept.any(2)[..., None], q, 0.0)
             k = torch.where(used, k, 0.0).repeat_interleave(group, 0)
             v = torch.where(used, v, 0.0).repeat_interleave(group, 0)
+            terms = torch.where(kept, scale * q @ k.transpose(1, 2), 0.0)
+            score = max(score, float(terms.max()) if terms.numel() else 0.0)
             one = torch.eye(keys, dtype=torch.float64, device=out.device)  # p itself, as the output for v = 1
             p = _probabilities(case, leaves, inputs, b, one)
             factor = 1.0 if keep is None else keep[b].double() / max(1e-9, 1.0 - case.dropout)
@@ -237,7 +243,7 @@ def magnitudes(inputs: Inputs, keep: Keep | None = None) -> Results:
         name: torch.zeros_like(leaf) if gradient is None else gradient
         for (name, leaf), gradient in zip(wanted.items(), found, strict=True)
     }
-    return Results(out, torch.zeros(()), gradients)
+    return Results(out, torch.tensor(score), gradients)
 
 
 def _probabilities(case: Case, leaves: dict[str, Tensor], inputs: Inputs, b: int, one: Tensor) -> Tensor:

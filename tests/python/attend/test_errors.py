@@ -125,10 +125,10 @@ BAD: dict[str, Bad] = {
     "unknown argument": Bad(lambda: good(is_causal=True), TypeError, r"is_causal", r"argument", compiled=False),
     # --- bias, masks, slopes, sinks
     "rank of the bias": Bad(
-        lambda: good(attn_bias=q_(5, 5)), ValueError, r"attn_bias.*\(5, 5\)|attn_bias.*rank 2", r"1 or B"
+        lambda: good(attn_bias=q_(5, 5)), ValueError, r"attn_bias.*5, 5|attn_bias.*rank 2", r"1 or"
     ),
-    "shape of the bias": Bad(lambda: good(attn_bias=q_(1, 4, 5, 6)), ValueError, r"attn_bias.*6", r"1 or B"),
-    "heads of the bias": Bad(lambda: good(attn_bias=q_(1, 3, 5, 5)), ValueError, r"attn_bias.*3", r"1 or H|4"),
+    "shape of the bias": Bad(lambda: good(attn_bias=q_(1, 4, 5, 6)), ValueError, r"attn_bias.*6", r"1 or"),
+    "heads of the bias": Bad(lambda: good(attn_bias=q_(1, 3, 5, 5)), ValueError, r"attn_bias.*3", r"1 or"),
     "bias with one column": Bad(lambda: good(attn_bias=q_(1, 4, 5, 1)), ValueError, r"attn_bias.*1", r"Skv|5"),
     "dtype of the bias": Bad(
         lambda: good(attn_bias=q_(1, 4, 5, 5, dtype=torch.float64)), WRONG, r"attn_bias.*float64", r"float32"
@@ -143,13 +143,13 @@ BAD: dict[str, Bad] = {
         lambda: good(attn_bias=q_(1, 4, 5, 5, device="meta")), ValueError, r"attn_bias.*meta", r"cpu"
     ),
     "rank of the mask": Bad(
-        lambda: good(attn_mask=torch.ones(5, 5, dtype=torch.bool)),
+        lambda: good(attn_mask=torch.ones(1, 1, 1, 5, 5, dtype=torch.bool)),
         ValueError,
-        r"attn_mask.*\(5, 5\)|attn_mask.*rank 2",
-        r"1 or B|4",
+        r"attn_mask.*(rank 5|1, 1, 1, 5)",
+        r"1 or",
     ),
     "shape of the mask": Bad(
-        lambda: good(attn_mask=torch.ones(2, 4, 6, 5, dtype=torch.bool)), ValueError, r"attn_mask.*6", r"1 or B|5"
+        lambda: good(attn_mask=torch.ones(2, 4, 6, 5, dtype=torch.bool)), ValueError, r"attn_mask.*6", r"1 or"
     ),
     "mask of integers": Bad(
         lambda: good(attn_mask=torch.ones(2, 4, 5, 5, dtype=torch.int64)), WRONG, r"attn_mask.*int64", r"bool"
@@ -157,10 +157,8 @@ BAD: dict[str, Bad] = {
     "mask is a word": Bad(
         lambda: good(attn_mask="causal"), TypeError, r"attn_mask.*(causal|str)", r"[Tt]ensor", compiled=False
     ),
-    "slopes of one": Bad(lambda: good(alibi_slopes=q_(1)), ValueError, r"alibi_slopes.*1", r"4|\[H\]"),
-    "slopes of rank 3": Bad(
-        lambda: good(alibi_slopes=q_(1, 2, 4)), ValueError, r"alibi_slopes", r"\[H\]|\[B, H\]|rank"
-    ),
+    "slopes of one": Bad(lambda: good(alibi_slopes=q_(1)), ValueError, r"alibi_slopes.*1", r"4|\[H\]|\[heads\]"),
+    "slopes of rank 3": Bad(lambda: good(alibi_slopes=q_(1, 2, 4)), ValueError, r"alibi_slopes", r"\[H\]|\[heads\]"),
     "dtype of slopes": Bad(
         lambda: good(alibi_slopes=q_(4, dtype=torch.bfloat16)), WRONG, r"alibi_slopes.*bfloat16", r"float32"
     ),
@@ -176,7 +174,7 @@ BAD: dict[str, Bad] = {
         r"alibi_slopes.*(grad|differentiable)",
         r"detach|attn_bias|no gradient",
     ),
-    "number of sinks": Bad(lambda: good(sinks=q_(3)), ValueError, r"sinks.*3", r"4|\[H\]"),
+    "number of sinks": Bad(lambda: good(sinks=q_(3)), ValueError, r"sinks.*3", r"4|\[H\]|\[heads\]"),
     "rank of sinks": Bad(lambda: good(sinks=q_(2, 4)), ValueError, r"sinks", r"\[H\]|4"),
     "dtype of sinks": Bad(lambda: good(sinks=torch.ones(4, dtype=torch.int64)), WRONG, r"sinks.*int64", r"float32"),
     # --- dropout's seed
@@ -208,7 +206,7 @@ BAD: dict[str, Bad] = {
         lambda: good(seqlens_k=torch.ones(2, 1, dtype=torch.int32)),
         ValueError,
         r"seqlens_k",
-        r"\[B\]|\(2,\)|rank 1|\[2\]",
+        r"\[batch\]|\[2\]",
     ),
     "seqlens beyond the tensor": Bad(
         lambda: good(seqlens_k=lengths(5, 6)), ValueError, r"seqlens_k.*6", r"5", data=True
@@ -236,7 +234,7 @@ BAD: dict[str, Bad] = {
         lambda: ragged(cu_seqlens_k=torch.zeros(1, 3, dtype=torch.int32)),
         ValueError,
         r"cu_seqlens_k",
-        r"rank 1|1-D|\[[Bb](atch)? ?\+ ?1\]",
+        r"\[batch \+ 1\]",
     ),
     "cu_seqlens of nothing": Bad(
         lambda: ragged(cu_seqlens_q=lengths(), cu_seqlens_k=lengths()),
@@ -394,7 +392,7 @@ def test_nothing_at_all(backend: str, layout: str, zero: str) -> None:
     if layout == "thd":
         more["cu_seqlens_q"] = torch.arange(batch + 1, dtype=torch.int32) * sq
         more["cu_seqlens_k"] = torch.arange(batch + 1, dtype=torch.int32) * sk
-    q, k, v = (q_(*shapes[layout](s)).requires_grad_() for s in (sq, sk, sk))
+    q, k, v = (q_(*shapes[layout](s)).requires_grad_() for s in (sq, sk, sk))  # type: ignore[no-untyped-call]
     if zero == "heads":  # no heads are no call
         with pytest.raises(ValueError, match="heads"):
             cynosure.attention(q, k, v, layout=layout, backend=backend, **more)
@@ -478,8 +476,22 @@ def test_windows_and_lengths_of_any_size(backend: str) -> None:
     assert torch.equal(found, expected)
     both_sides = cynosure.attention(q, q, q, window_size=(huge, huge), backend=backend)
     assert torch.equal(both_sides, cynosure.attention(q, q, q, backend=backend))
-    t = q_(*T)
-    cu = lengths(0, 4, 9)
-    arguments: dict[str, Any] = {"layout": "thd", "cu_seqlens_q": cu, "cu_seqlens_k": cu, "backend": backend}
-    found = cynosure.attention(t, t, t, **arguments, max_seqlen_q=huge, max_seqlen_k=huge)
-    assert torch.equal(found, cynosure.attention(t, t, t, **arguments))
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name in ("cpu", "unfused")])
+@pytest.mark.parametrize("bound", [100_000, 2**31 - 1])
+def test_a_bound_of_any_size_costs_nothing(backend: str, bound: int) -> None:
+    """max_seqlen far beyond the tokens, in a process of its own with limited memory: what is there decides."""
+    code = f"""
+x = torch.randn(9, 4, 8, requires_grad=True)
+cu = torch.tensor([0, 4, 9], dtype=torch.int32)
+lengths = dict(layout="thd", cu_seqlens_q=cu, cu_seqlens_k=cu, backend={backend!r})
+expected = cynosure.attention(x, x, x, **lengths)
+found = cynosure.attention(x, x, x, **lengths, max_seqlen_q={bound}, max_seqlen_k={bound})
+assert torch.equal(found, expected)
+found.sum().backward()
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", HOSTILE.format(code=code)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert process.returncode == 0, process.stderr[-2000:]

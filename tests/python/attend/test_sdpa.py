@@ -23,7 +23,7 @@ torch_sdpa = torch.nn.functional.scaled_dot_product_attention
 ours = cynosure.scaled_dot_product_attention
 OP = next(op for op in op_db if op.name == "nn.functional.scaled_dot_product_attention")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-TOLERANCE: dict[torch.dtype, dict[str, float]] = {
+TOLERANCE: dict[torch.dtype, dict[str, Any]] = {
     torch.float32: {"rtol": 2e-5, "atol": 5e-5},
     torch.float64: {"rtol": 1e-10, "atol": 1e-10},
     torch.bfloat16: {"rtol": 2e-2, "atol": 3e-2},
@@ -123,7 +123,7 @@ def test_gradcheck_in_float64() -> None:
         rest = {name: value for name, value in sample.kwargs.items() if name not in names}
 
         def function(*x: Tensor, names: list[str] = names, rest: dict[str, Any] = rest) -> Tensor:
-            return ours(*x[:3], **dict(zip(names, x[3:], strict=True)), **rest)
+            return ours(*x[:3], **dict(zip(names, x[3:], strict=True)), **rest)  # type: ignore[no-any-return]
 
         assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
 
@@ -344,7 +344,7 @@ def test_without_math_there_is_no_unfused() -> None:
 
 def test_global_switches() -> None:
     q = torch.randn(2, 2, 9, 16)
-    enabled = (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled())  # type: ignore[no-untyped-call]
+    enabled = (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled())
     assert enabled == (True, True)
     try:
         torch.backends.cuda.enable_flash_sdp(False)
