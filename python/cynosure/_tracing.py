@@ -36,11 +36,7 @@ def call(name: str, *args: Any) -> Any:
     return _functions[name](*args)
 
 
-# torch's own: the first set once its tracer is imported, the others once it traces, before traced code reads them.
-_current_trace: Any = None
-guard_or_false: Any = None
-guard_or_true: Any = None
-has_static_value: Any = None
+_current_trace: Any = None  # torch's function, once its tracer is imported
 
 
 @constant
@@ -50,7 +46,7 @@ def compiling() -> bool:
         _find_torch()
     if _current_trace is None or _current_trace() is None:
         return False
-    if guard_or_false is None:
+    if Traceable._guard_or_false is None:
         _import_guards()
     return True
 
@@ -63,12 +59,11 @@ def _find_torch() -> None:
 
 
 def _import_guards() -> None:
-    global guard_or_false, guard_or_true, has_static_value
     from torch.fx.experimental import symbolic_shapes
 
-    has_static_value = getattr(symbolic_shapes, "has_static_value", _not_known_to_be_static)
-    guard_or_true = symbolic_shapes.guard_or_true
-    guard_or_false = symbolic_shapes.guard_or_false
+    Traceable._has_static_value = staticmethod(getattr(symbolic_shapes, "has_static_value", _not_known_to_be_static))
+    Traceable._guard_or_true = staticmethod(symbolic_shapes.guard_or_true)
+    Traceable._guard_or_false = staticmethod(symbolic_shapes.guard_or_false)
 
 
 def _not_known_to_be_static(length: Any) -> bool:
@@ -106,42 +101,6 @@ def kept_in_this_trace(state: Any) -> Any:
     return kept[3] if kept[1] <= _guards(_current_trace()) else None
 
 
-def traced_word() -> int:
-    """The settings word of the current environment, torch's deterministic flag and its matmul precision.
-
-    In traced code each variable leaves one guard, absent or not, and nothing else does: the keys are literal for that
-    reason. tests/python/test_settings.py holds them to `_core.ENVIRONMENT`.
-    """
-    added = added_faults
-    known: int | None = call("known_word", added)
-    if known is not None:
-        return known
-    get = ENVIRONMENT.get
-    word, error = call(
-        "word_of_values",
-        added,
-        get(b"NVTE_FLASH_ATTN"),
-        get(b"NVTE_FLASH_ATTN_V2"),
-        get(b"NVTE_FLASH_ATTN_V3"),
-        get(b"NVTE_FLASH_ATTN_V4"),
-        get(b"NVTE_FUSED_ATTN"),
-        get(b"NVTE_UNFUSED_ATTN"),
-        get(b"NVTE_UnfusedDPA_Emulate_FP8"),
-        get(b"NVTE_ALLOW_NONDETERMINISTIC_ALGO"),
-        get(b"NVTE_DEBUG"),
-        get(b"NVTE_DEBUG_LEVEL"),
-        get(b"CYNOSURE_POLICY"),
-        get(b"CYNOSURE_BACKEND"),
-        get(b"CYNOSURE_LOG"),
-        get(b"CYNOSURE_CPU_ISA"),
-        get(b"CYNOSURE_CHECK"),
-        get(b"CYNOSURE_FAULTS"),
-    )
-    if error is not None:
-        raise ValueError(error)
-    return word  # type: ignore[no-any-return]
-
-
 @in_traces
 def step(features: bytes, word: int, device: bytes, answers: tuple[bool | None, ...]) -> tuple[int, Any, int]:
     """(kind, of, constant) of the length fact to decide next, (-1, chosen, eligible), or (-2, error text, 0)."""
@@ -169,47 +128,103 @@ def outcome(features: bytes, batch: int, seqlen_q: int, seqlen_k: int, word: int
     return result
 
 
-def decide(value: tuple[bytes, Any, Any, Any], word: int, device: bytes) -> tuple[Any, int, int]:
-    """(answers to the facts asked, chosen, eligible). Asks only what can still change the outcome.
+class Traceable:
+    """What objects made in traced code bring with them.
 
-    Where torch specialises the lengths anyway nothing is asked, and the answers are None.
+    Torch reaches the methods of an object that the trace has made, and what its class holds, without a guard; each
+    global that traced code reads is a guard on every compiled call.
     """
-    features, batch, seqlen_q, seqlen_k = value
-    if has_static_value(seqlen_q) and has_static_value(seqlen_k) and has_static_value(batch):
-        lengths = (index(batch), index(seqlen_q), index(seqlen_k))
-        chosen, eligible = call("outcome", features, *lengths, word, device)
-        if chosen == -2:
-            raise ValueError(eligible)
-        return None, chosen, eligible
-    answers: tuple[bool | None, ...] = ()
-    operands: tuple[Any, ...] = (None, batch, seqlen_q, None, seqlen_k)  # by LengthFact::Operand
-    while True:
-        # LengthFact::Kind (length_facts.hpp): 0 equals, 1 multiple_of, 2 at_most, 3 q <= k, 4 q == k, 5 product_over.
-        kind, of, constant = call("step", features, word, device, answers)
-        if kind < 0:
-            break
-        if kind < 3:
-            length = operands[of]
-            condition = length <= constant if kind == 2 else length % constant == 0 if kind == 1 else length == constant
-        elif kind == 3:
-            condition = seqlen_q <= seqlen_k
-        elif kind == 4:
-            condition = seqlen_q == seqlen_k
-        else:
-            product = constant
-            if of & 1:
-                product = product * batch
-            if of & 2:
-                product = product * seqlen_q
-            if of & 4:
-                product = product * seqlen_k
-            condition = product > 2147483647
-        if guard_or_false(condition):
-            answers += (True,)
-        elif guard_or_true(condition):  # the two differ only where torch cannot decide: an unbacked size
-            answers += (None,)
-        else:
-            answers += (False,)
-    if kind == -2:
-        raise ValueError(of)
-    return answers, of, constant
+
+    __slots__ = ()
+    _compiling = staticmethod(compiling)
+    _evaluate = staticmethod(call)
+    _index = staticmethod(index)
+    # Torch's own, once it traces; before traced code reads them.
+    _guard_or_false: Any = None
+    _guard_or_true: Any = None
+    _has_static_value: Any = None
+
+    def _traced_word(self) -> int:
+        """The settings word of the current environment, torch's deterministic flag and its matmul precision.
+
+        In traced code each variable leaves one guard, absent or not, and nothing else does: the keys are literal for
+        that reason. tests/python/test_settings.py holds them to `_core.ENVIRONMENT`.
+        """
+        added = added_faults
+        known: int | None = self._evaluate("known_word", added)
+        if known is not None:
+            return known
+        get = ENVIRONMENT.get
+        word, error = self._evaluate(
+            "word_of_values",
+            added,
+            get(b"NVTE_FLASH_ATTN"),
+            get(b"NVTE_FLASH_ATTN_V2"),
+            get(b"NVTE_FLASH_ATTN_V3"),
+            get(b"NVTE_FLASH_ATTN_V4"),
+            get(b"NVTE_FUSED_ATTN"),
+            get(b"NVTE_UNFUSED_ATTN"),
+            get(b"NVTE_UnfusedDPA_Emulate_FP8"),
+            get(b"NVTE_ALLOW_NONDETERMINISTIC_ALGO"),
+            get(b"NVTE_DEBUG"),
+            get(b"NVTE_DEBUG_LEVEL"),
+            get(b"CYNOSURE_POLICY"),
+            get(b"CYNOSURE_BACKEND"),
+            get(b"CYNOSURE_LOG"),
+            get(b"CYNOSURE_CPU_ISA"),
+            get(b"CYNOSURE_CHECK"),
+            get(b"CYNOSURE_FAULTS"),
+        )
+        if error is not None:
+            raise ValueError(error)
+        return word  # type: ignore[no-any-return]
+
+    def _decide(self, value: tuple[bytes, Any, Any, Any], word: int, device: bytes) -> tuple[Any, int, int]:
+        """(answers to the facts asked, chosen, eligible). Asks only what can still change the outcome.
+
+        Where torch specialises the lengths anyway nothing is asked, and the answers are None.
+        """
+        features, batch, seqlen_q, seqlen_k = value
+        evaluate, is_static = self._evaluate, self._has_static_value
+        if is_static(seqlen_q) and is_static(seqlen_k) and is_static(batch):
+            static = self._index
+            lengths = (static(batch), static(seqlen_q), static(seqlen_k))
+            chosen, eligible = evaluate("outcome", features, *lengths, word, device)
+            if chosen == -2:
+                raise ValueError(eligible)
+            return None, chosen, eligible
+        guard_or_false, guard_or_true = self._guard_or_false, self._guard_or_true
+        answers: tuple[bool | None, ...] = ()
+        operands: tuple[Any, ...] = (None, batch, seqlen_q, None, seqlen_k)  # by LengthFact::Operand
+        while True:
+            # LengthFact::Kind: 0 equals, 1 multiple_of, 2 at_most, 3 q <= k, 4 q == k, 5 product_over.
+            kind, of, constant = evaluate("step", features, word, device, answers)
+            if kind < 0:
+                break
+            if kind < 3:
+                length = operands[of]
+                condition = (
+                    length <= constant if kind == 2 else length % constant == 0 if kind == 1 else length == constant
+                )
+            elif kind == 3:
+                condition = seqlen_q <= seqlen_k
+            elif kind == 4:
+                condition = seqlen_q == seqlen_k
+            else:
+                product = constant
+                if of & 1:
+                    product = product * batch
+                if of & 2:
+                    product = product * seqlen_q
+                if of & 4:
+                    product = product * seqlen_k
+                condition = product > 2147483647
+            if guard_or_false(condition):
+                answers += (True,)
+            elif guard_or_true(condition):  # the two differ only where torch cannot decide: an unbacked size
+                answers += (None,)
+            else:
+                answers += (False,)
+        if kind == -2:
+            raise ValueError(of)
+        return answers, of, constant

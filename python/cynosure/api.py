@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from operator import index
+from typing import Any
 
-from cynosure import _core, log
-from cynosure._tracing import compiling, decide, traced_word
-from cynosure.backend import BACKENDS
-from cynosure.decision import Decision
+from cynosure import _core, _tracing, log
+from cynosure._constant import ENVIRONMENT
+from cynosure._tracing import compiling
+from cynosure.decision import Decision, make_decision
 from cynosure.device import Device, this_key, this_key_constant
 from cynosure.problem import Problem
 from cynosure.settings import Settings, eager_now
@@ -27,26 +27,29 @@ def select(problem: Problem, device: Device | None = None, settings: Settings | 
         The decision; its `backend` is None where nothing may run.
     """
     if compiling():
+        decision = object.__new__(Decision)
+        word = decision._traced_word() if settings is None else decision._index(settings._word)
+        machine = this_key_constant() if device is None else device._key
+        answers, chosen, eligible = decision._decide(problem._value, word, machine)
+        decision._made = (problem, word, machine, answers, eligible, chosen)
+        return decision
+    known: Any = _core.select_now(Decision, problem, device, settings, ENVIRONMENT, _tracing.added_faults)
+    return _select(problem, device, settings) if known is None else known
+
+
+def _select(problem: Problem, device: Device | None, settings: Settings | None) -> Decision:
+    """Where something has changed since the last call, the decision is logged, or an argument is wrong."""
+    try:
         value = problem._value
-        word = traced_word() if settings is None else index(settings.word)
-        machine = this_key_constant() if device is None else device.key
-        answers, chosen, eligible = decide(value, word, machine)
-    else:
-        try:
-            value = problem._value
-            word, logged = eager_now() if settings is None else (settings.word, log.wanted())
-            machine = this_key() if device is None else device.key
-        except AttributeError:
-            _check_types(problem, device, settings)
-            raise
-        answers = None
-        chosen, eligible = _core.outcome(*value, word, machine)
-        if logged:
-            log.decided(value[0], value[1:], word, machine, None)
-    decision = object.__new__(Decision)  # make_decision, inlined: a call costs the tracer 300 of its own
-    decision.backend = BACKENDS[chosen]
-    decision._made = (problem, word, machine, answers, eligible)
-    return decision
+        word, logged, _ = eager_now() if settings is None else (settings._word, log.wanted(), None)
+        machine = this_key() if device is None else device._key
+    except AttributeError:
+        _check_types(problem, device, settings)
+        raise
+    chosen, eligible = _core.outcome(*value, word, machine)
+    if logged:
+        log.decided(value[0], value[1:], word, machine, None)
+    return make_decision(problem, word, machine, None, chosen, eligible)
 
 
 def _check_types(problem: object, device: object, settings: object) -> None:

@@ -11,6 +11,8 @@ from cynosure import _core
 from cynosure._constant import constant
 from cynosure._core import Backend
 from cynosure._json import read_object
+from cynosure._tracing import Traceable
+from cynosure._values import value_class
 from cynosure.backend import BACKENDS
 from cynosure.device import Device, device_of_key
 from cynosure.problem import Problem, problem_of_key
@@ -105,25 +107,25 @@ def make_decision(
 ) -> Decision:
     """A Decision around its parts."""
     decision = object.__new__(Decision)
-    decision.backend = BACKENDS[chosen]
-    decision._made = (problem, word, device, answers, eligible)
+    decision._made = (problem, word, device, answers, eligible, chosen)
     return decision
 
 
-class Decision:
-    """What `select` returns.
+class Decision(Traceable):
+    """What `select` returns."""
 
-    Attributes:
-        backend: the chosen `Backend`, or None when none may run.
-    """
-
-    backend: Backend | None
-    # (problem, settings word, device, answers, eligible): one attribute, because each costs the tracer. The answers are
-    # those to the length facts asked while tracing; None: the lengths are known.
-    _made: tuple[Problem, int, bytes, tuple[bool | None, ...] | None, int]
+    __slots__ = ("__weakref__", "_made")
+    # (problem, settings word, device, answers, eligible, chosen): one attribute, because each costs the tracer. The
+    # answers are those to the length facts asked while tracing; None: the lengths are known.
+    _made: tuple[Problem, int, bytes, tuple[bool | None, ...] | None, int, int]
 
     def __init__(self) -> None:
         raise TypeError("Decision: made by cynosure.select, not by hand")
+
+    @property
+    def backend(self) -> Backend | None:
+        """The chosen one, or None when none may run."""
+        return BACKENDS[self._made[5]]
 
     @property
     def problem(self) -> Problem:
@@ -149,7 +151,7 @@ class Decision:
     @property
     def _call(self) -> tuple[bytes, Any, int, bytes, tuple[bool | None, ...] | None]:
         """The arguments of `decision_of` that give this decision."""
-        problem, word, device, answers, _ = self._made
+        problem, word, device, answers, _, _ = self._made
         key, batch, seqlen_q, seqlen_k = problem._value
         return key, (batch, seqlen_q, seqlen_k) if answers is None else None, word, device, answers
 
@@ -287,3 +289,6 @@ class Decision:
     def __repr__(self) -> str:
         chosen = None if self.backend is None else self.backend.name
         return f"<Decision backend={chosen} eligible=({', '.join(backend.name for backend in self.eligible)})>"
+
+
+value_class(Decision)

@@ -12,6 +12,7 @@ from typing import Any
 from cynosure import _core
 from cynosure._constant import ENVIRONMENT, constant
 from cynosure._json import read_object
+from cynosure._values import value_class
 
 _FIELDS = frozenset(_core.device_dict(_core.default_device()))
 # The operators, built where torch was there; a build of core and command line alone has none.
@@ -34,11 +35,16 @@ class Device:
             flash3, flash4, torch (versions as text, None: absent), built (backend names), interpreter.
     """
 
-    __slots__ = ("key",)
-    key: bytes
+    __slots__ = ("_key",)
+    _key: bytes
 
     def __init__(self, **fields: Any) -> None:
-        self.key = _core.pack_device(_core.default_device(), fields)
+        self._key = _core.pack_device(_core.default_device(), fields)
+
+    @property
+    def key(self) -> bytes:
+        """All fields, packed."""
+        return self._key
 
     @classmethod
     def this(cls, index: int | None = None) -> Device:
@@ -84,8 +90,7 @@ class Device:
         return cls(**read_object(text, "device"))
 
     def __getattr__(self, name: str) -> Any:
-        if name in _FIELDS:
-            return _field(self.key, name)
+        # The fields are properties, made below.
         raise AttributeError(f"Device has no field {name!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -110,10 +115,13 @@ def _field(key: bytes, name: str) -> Any:
     return _core.device_dict(key)[name]
 
 
+value_class(Device, _FIELDS, lambda device, name: _field(device._key, name))
+
+
 def device_of_key(key: bytes) -> Device:
     """A Device around its packed form."""
     device = object.__new__(Device)
-    device.key = key
+    device._key = key
     return device
 
 
@@ -166,8 +174,15 @@ def this_key() -> bytes:
     global _last
     isa, torch, last = ENVIRONMENT.get(b"CYNOSURE_CPU_ISA"), "torch" in sys.modules, _last
     if last is not None and last[0] == isa and last[1] == torch and (last[2] is None or last[2] == _current_device()):
-        return last[3]
+        return _remembered(last)
     key = _detected_key(None)
     current = _current_device() if _core.device_dict(key)["device_kind"] == "cuda" else None
     _last = (isa, torch, current, key)
+    return _remembered(_last)
+
+
+def _remembered(last: tuple[bytes | None, bool, int | None, bytes]) -> bytes:
+    """Lets the core answer the next time."""
+    isa, _, current, key = last
+    _core.remember_machine(isa, key, None if current is None else _current_device, current)
     return key

@@ -10,6 +10,7 @@ import logging
 import os
 from typing import Any
 
+from cynosure import _core
 from cynosure._constant import ENVIRONMENT
 
 logger = logging.getLogger("cynosure")
@@ -99,4 +100,5 @@ def wanted() -> bool:
     last = _last
     if last is None or now != last[0]:
         _last = last = (now, level() is not None)
+        _core.remember_logged(*last)
     return last[1]

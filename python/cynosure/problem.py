@@ -11,7 +11,8 @@ from typing import Any
 from cynosure import _core
 from cynosure._constant import constant
 from cynosure._json import read_object
-from cynosure._tracing import compiling
+from cynosure._tracing import Traceable
+from cynosure._values import value_class
 
 _DEFAULT = _core.pack_features({})
 _BIAS_DIMENSIONS = ("b", "h", "s", "s")
@@ -139,7 +140,7 @@ def check_integer(name: str, value: Any, largest: int = LARGEST) -> None:
         raise ValueError(f"{name}: got {value}, expected at most {largest}")
 
 
-class Problem:
+class Problem(Traceable):
     """One attention call by value: shapes by name and the other arguments of `attention`.
 
     Args:
@@ -162,6 +163,7 @@ class Problem:
         ValueError, TypeError: naming the field, what was given and what is allowed.
     """
 
+    __slots__ = ("__weakref__", "_value")
     # (features, batch, seqlen_q, seqlen_k): one attribute, because each costs the tracer
     _value: tuple[bytes, int, int, int]
 
@@ -196,7 +198,7 @@ class Problem:
             raise ValueError("head_dim: given together with head_dim_qk, which is the same; expected one of them")
         if seqlen_k is None:
             seqlen_k = seqlen_q
-        tracing = compiling()
+        tracing, static = self._compiling(), self._index
         if not tracing:
             _check_arguments(
                 batch=batch,
@@ -214,17 +216,17 @@ class Problem:
                 dropout_p=dropout_p,
                 window_size=window_size,
             )
-        # index(): torch specialises on a static int here, where int() would leave it symbolic.
-        key, error = _pack(
-            index(heads),
-            None if kv_heads is None else index(kv_heads),
-            index(head_dim_qk),  # type: ignore[arg-type]  # None: TypeError, while tracing
-            None if head_dim_v is None else index(head_dim_v),
-            index(window_size[0]),
-            index(window_size[1]),
-            index(page_size),
-            index(num_splits),
-            index(cp_size),
+        # static(): torch specialises on a static int here, where int() would leave it symbolic.
+        key, error = self._pack(
+            static(heads),
+            None if kv_heads is None else static(kv_heads),
+            static(head_dim_qk),  # type: ignore[arg-type]  # None: TypeError, while tracing
+            None if head_dim_v is None else static(head_dim_v),
+            static(window_size[0]),
+            static(window_size[1]),
+            static(page_size),
+            static(num_splits),
+            static(cp_size),
             True if softcap else False,  # noqa: SIM210  # a float may be symbolic, a branch is not
             True if dropout_p else False,  # noqa: SIM210
             layout,
@@ -240,6 +242,8 @@ class Problem:
         if not tracing:
             _core.validate(key, batch, seqlen_q, seqlen_k)
         self._value = (key, batch, seqlen_q, seqlen_k)
+
+    _pack = staticmethod(_pack)
 
     @property
     def key(self) -> bytes:
@@ -392,8 +396,7 @@ class Problem:
         }
 
     def __getattr__(self, name: str) -> Any:
-        if name in FIELDS:
-            return _field(self.key, name)
+        # The fields are properties, made below.
         raise AttributeError(f"Problem has no field {name!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -419,6 +422,7 @@ def _gradients_wanted(tensors: tuple[Any, ...]) -> bool:
 _LAYOUTS = ("bshd", "sbhd", "bhsd", "thd")
 
 FIELDS = frozenset(_core.features_dict(_DEFAULT))
+value_class(Problem, FIELDS, lambda problem, name: _field(problem._value[0], name))
 
 
 def problem_of_key(key: bytes, batch: int, seqlen_q: int, seqlen_k: int) -> Problem:

@@ -12,12 +12,13 @@ from cynosure import _core, _tracing, log
 from cynosure._constant import ENVIRONMENT, constant
 from cynosure._json import read_object
 from cynosure._tracing import (
+    Traceable,
     compiling,
     in_traces,
     keep_for_this_trace,
     kept_in_this_trace,
-    traced_word,
 )
+from cynosure._values import value_class
 from cynosure.backend import BackendArgument, Contract, contract_of
 
 _flags: tuple[Any, Any] | None = None  # torch's functions, once it is imported
@@ -34,7 +35,9 @@ def _torch_state() -> tuple[bool, int]:
         torch = sys.modules.get("torch")
         if not hasattr(torch, "get_float32_matmul_precision"):
             return False, 0
-        _flags = flags = (torch.are_deterministic_algorithms_enabled, torch.get_float32_matmul_precision)  # type: ignore[union-attr]
+        # What torch.are_deterministic_algorithms_enabled and torch.get_float32_matmul_precision return.
+        native: Any = torch._C  # type: ignore[union-attr]
+        _flags = flags = (native._get_deterministic_algorithms, native._get_float32_matmul_precision)
     return flags[0](), 0 if flags[1]() == "highest" else 1
 
 
@@ -71,21 +74,25 @@ def word_of_values(added: str, *values: bytes | None) -> tuple[int, str | None]:
 _KEYS = tuple(os.fsencode(name) for name in _core.ENVIRONMENT)
 
 
-def eager_now() -> tuple[int, bool]:
-    """(the word of now, whether decisions are logged), remembered until something changes. Not for traced code."""
-    deterministic, precision = _torch_state()
+def eager_now() -> tuple[int, bool, bytes | None]:
+    """(the word of now, whether decisions may have to be logged, this machine where it is remembered).
+
+    Remembered until something changes. Not for traced code.
+    """
     added = _tracing.added_faults
-    now: Any = _core.recall(ENVIRONMENT, deterministic, precision, added)
-    if now is None:
-        values = tuple([ENVIRONMENT.get(key) for key in _KEYS])
-        now = (_word_of(values, deterministic, precision, added), log.wanted())
-        _core.remember(values, deterministic, precision, added, now)
-    return now  # type: ignore[no-any-return]
+    now: Any = _core.recall(ENVIRONMENT, added)
+    if now is not None:
+        return now  # type: ignore[no-any-return]
+    deterministic, precision = _torch_state()
+    values = tuple([ENVIRONMENT.get(key) for key in _KEYS])
+    word = _word_of(values, deterministic, precision, added)
+    _core.remember(values, added, _flags, deterministic, precision, word)
+    return word, log.wanted(), None
 
 
 def current_word() -> int:
     """The word of now, traced or not, as the caller needs."""
-    return traced_word() if compiling() else eager_now()[0]
+    return object.__new__(Traceable)._traced_word() if compiling() else eager_now()[0]
 
 
 class Settings:
@@ -98,8 +105,8 @@ class Settings:
         switched_off: names of backends that must not run.
     """
 
-    __slots__ = ("word",)
-    word: int  # two's complement, as operators take it
+    __slots__ = ("_word",)
+    _word: int
 
     def __init__(
         self,
@@ -111,7 +118,12 @@ class Settings:
     ) -> None:
         kind, names = (backend.kind, backend.names) if isinstance(backend, Contract) else (None, backend)
         digest = _digest(_tracing.added_faults)
-        self.word = _checked(*_word_with(_DEFAULT, kind, names, policy, deterministic, switched_off, digest))
+        self._word = _checked(*_word_with(_DEFAULT, kind, names, policy, deterministic, switched_off, digest))
+
+    @property
+    def word(self) -> int:
+        """The 64 bits in two's complement, as operators take them."""
+        return self._word
 
     @classmethod
     def current(cls, *, backend: BackendArgument | None = None, policy: str | None = None) -> Settings:
@@ -163,6 +175,8 @@ class Settings:
     def __repr__(self) -> str:
         return f"<Settings {self.describe()}>"
 
+
+value_class(Settings)
 
 _DEFAULT: int = _core.default_settings()
 
@@ -216,5 +230,5 @@ def _checked(word: int, error: str | None, wrong_type: bool) -> int:
 def settings_of_word(word: int) -> Settings:
     """Settings around a word that is known to be sound."""
     settings = object.__new__(Settings)
-    settings.word = word
+    settings._word = word
     return settings

@@ -10,12 +10,12 @@ from typing import Any
 
 from cynosure import _core, log
 from cynosure._constant import ENVIRONMENT, constant
-from cynosure._tracing import compiling, decide, traced_word
+from cynosure._tracing import Traceable, compiling
 from cynosure.backend import FusedAttnBackend
 from cynosure.device import Device, this_key, this_key_constant
 from cynosure.problem import LARGEST_SIZE, check_integer
 from cynosure.settings import eager_now
-from cynosure.version import Version, version_of_parts
+from cynosure.version import Version
 
 
 @dataclass
@@ -145,6 +145,21 @@ def _pack(
         return b"", 0, str(error)
 
 
+_ALL = tuple(AttentionParams.__dataclass_fields__)
+
+
+@constant
+def _plain(kind: Any) -> bool:
+    """Whether instances of a record's class keep all fields in their dict, as a dataclass without slots does."""
+    return kind.__getattribute__ is object.__getattribute__ and not any(
+        hasattr(getattr(kind, name, None), "__set__") for name in _ALL
+    )
+
+
+def _fields_one_by_one(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in _ALL}
+
+
 @constant
 def _answer(chosen: int, eligible: int, device: bytes) -> tuple[Any, ...]:
     """TransformerEngine's six values, the last one flat; a version as its parts, a sub-backend as an index."""
@@ -195,51 +210,83 @@ def _check_fp8_variables(*values: bytes | None) -> str | None:
     return None
 
 
-def _read(p: Any, word: int) -> tuple[bytes, int]:
-    """(features, settings word) of a record; in traced code each field is guarded, and costs: hence one flat call."""
-    window = p.window_size
-    slopes = p.alibi_slopes_shape
-    cache = p.inference_params
-    features, word, error = _pack(
-        p.qkv_type,
-        p.qkv_dtype,
-        p.qkv_layout,
-        p.attn_mask_type,
-        None if window is None else (index(window[0]), index(window[1])),
-        p.bottom_right_diagonal,
-        None if slopes is None else len(slopes),
-        True if p.attention_dropout else False,  # noqa: SIM210
-        p.fp8,
-        _recipe_of(p.fp8_meta) if p.fp8 else None,
-        None if cache is None else _cache_of(cache),
-        word,
-        True if p.deterministic else False,  # noqa: SIM210
-        # _NUMBERS
-        index(p.num_heads),
-        index(p.num_gqa_groups),
-        index(p.head_dim_qk),
-        index(p.head_dim_v),
-        index(p.cp_size),
-        index(p.num_splits),
-        # _PLAIN
-        p.core_attention_bias_type,
-        p.core_attention_bias_shape,
-        p.core_attention_bias_requires_grad,
-        p.pad_between_seqs,
-        p.context_parallel,
-        p.cp_comm_type,
-        p.is_training,
-        p.softmax_type,
-        p.return_max_logit,
-        p.cuda_graph,
-        p.fp8_output,
-        p.checkpoint_core_attention,
-        p.has_score_mod,
-        p.has_score_mod_bprop,
-    )
-    if error is not None:
-        raise ValueError(error)
-    return features, word
+class _Question(Traceable):
+    """Reads a record and puts the answer together. An object, so that the trace reaches all of it without guards."""
+
+    __slots__ = ()
+    _pack = staticmethod(_pack)
+    _answer = staticmethod(_answer)
+    _plain = staticmethod(_plain)
+
+    def _value_of(self, record: Any, word: int) -> tuple[tuple[bytes, Any, Any, Any], int]:
+        """(the packed problem, settings word) of a record, for traced code.
+
+        From its dict where it keeps its fields there: on torch 2.15 a guard there costs a quarter of an attribute's.
+        """
+        if self._plain(record.__class__):
+            try:
+                return self._read(record.__dict__, word)
+            except KeyError:  # deleted from the instance: its class has a default, or getattr says what is missing
+                pass
+        return self._read(_fields_one_by_one(record), word)
+
+    def _read(self, p: Any, word: int) -> tuple[tuple[bytes, Any, Any, Any], int]:
+        """(the packed problem, settings word) of a record's fields; each costs traced code: hence one flat call."""
+        static = self._index
+        if p["fp8"]:
+            _fp8_variables()
+        window = p["window_size"]
+        slopes = p["alibi_slopes_shape"]
+        cache = p["inference_params"]
+        features, word, error = self._pack(
+            p["qkv_type"],
+            p["qkv_dtype"],
+            p["qkv_layout"],
+            p["attn_mask_type"],
+            None if window is None else (index(window[0]), static(window[1])),
+            p["bottom_right_diagonal"],
+            None if slopes is None else len(slopes),
+            True if p["attention_dropout"] else False,  # noqa: SIM210
+            p["fp8"],
+            _recipe_of(p["fp8_meta"]) if p["fp8"] else None,
+            None if cache is None else _cache_of(cache),
+            word,
+            True if p["deterministic"] else False,  # noqa: SIM210
+            # _NUMBERS
+            static(p["num_heads"]),
+            static(p["num_gqa_groups"]),
+            static(p["head_dim_qk"]),
+            static(p["head_dim_v"]),
+            static(p["cp_size"]),
+            static(p["num_splits"]),
+            # _PLAIN
+            p["core_attention_bias_type"],
+            p["core_attention_bias_shape"],
+            p["core_attention_bias_requires_grad"],
+            p["pad_between_seqs"],
+            p["context_parallel"],
+            p["cp_comm_type"],
+            p["is_training"],
+            p["softmax_type"],
+            p["return_max_logit"],
+            p["cuda_graph"],
+            p["fp8_output"],
+            p["checkpoint_core_attention"],
+            p["has_score_mod"],
+            p["has_score_mod_bprop"],
+        )
+        if error is not None:
+            raise ValueError(error)
+        return (features, p["batch_size"], p["max_seqlen_q"], p["max_seqlen_kv"]), word
+
+    def _assemble(self, chosen: int, eligible: int, device: bytes) -> TeAnswer:
+        """TransformerEngine's six values from `_answer`'s plain ones."""
+        flash, parts, fused, sub, unfused, any_flash, any_fused, any_unfused = self._answer(chosen, eligible, device)
+        version = None
+        if parts is not None:
+            version = object.__new__(Version)  # version_of_parts, inlined: one module less to guard
+            version._parts = parts
+        return flash, version, fused, _SUB_BACKENDS[sub], unfused, [any_flash, any_fused, any_unfused]
 
 
 def _check(p: Any) -> None:
@@ -264,13 +311,6 @@ def _check(p: Any) -> None:
         raise ValueError(f"inference_params: got {cache!r}, expected None or an object with is_paged and page_size")
 
 
-def _assemble(answer: tuple[Any, ...]) -> TeAnswer:
-    """TransformerEngine's six values from `_answer`'s plain ones."""
-    flash, version, fused, sub, unfused, any_flash, any_fused, any_unfused = answer
-    available = [any_flash, any_fused, any_unfused]
-    return flash, None if version is None else version_of_parts(version), fused, _SUB_BACKENDS[sub], unfused, available
-
-
 def get_attention_backend(attention_params: Any, device: Device | None = None) -> TeAnswer:
     """What TransformerEngine would choose, outcome for outcome; traceable under torch.compile(fullgraph=True).
 
@@ -287,13 +327,13 @@ def get_attention_backend(attention_params: Any, device: Device | None = None) -
     """
     p = attention_params
     if not compiling():
-        return _eager(p, *eager_now(), this_key() if device is None else device.key)
-    machine = this_key_constant() if device is None else device.key
-    if p.fp8:
-        _fp8_variables()
-    features, word = _read(p, traced_word())
-    _, chosen, eligible = decide((features, p.batch_size, p.max_seqlen_q, p.max_seqlen_kv), word, machine)
-    return _assemble(_answer(chosen, eligible, machine))
+        word, logged, this = eager_now()
+        return _eager(p, word, logged, (this or this_key()) if device is None else device._key)
+    question = object.__new__(_Question)
+    machine = this_key_constant() if device is None else device._key
+    value, word = question._value_of(p, question._traced_word())
+    _, chosen, eligible = question._decide(value, word, machine)
+    return question._assemble(chosen, eligible, machine)
 
 
 _MOST_REMEMBERED = 1024
@@ -307,7 +347,6 @@ _fields_of = attrgetter(*_FIELDS)
 def _eager(p: Any, word: int, logged: bool, machine: bytes) -> TeAnswer:
     """Remembers answers by the values of the fields: a hit costs one look-up. FP8 records are always worked out."""
     if p.fp8:
-        _fp8_variables()
         return _work_out(p, word, machine)
     cache = p.inference_params
     fields = _fields_of(p)
@@ -328,9 +367,9 @@ def _eager(p: Any, word: int, logged: bool, machine: bytes) -> TeAnswer:
 
 def _work_out(p: Any, word: int, machine: bytes) -> TeAnswer:
     _check(p)
-    features, word = _read(p, word)
-    lengths = (p.batch_size, p.max_seqlen_q, p.max_seqlen_kv)
-    chosen, eligible = _core.outcome(features, *lengths, word, machine)
+    question = _Question()
+    value, word = question._read(_fields_one_by_one(p), word)
+    chosen, eligible = _core.outcome(*value, word, machine)
     if log.wanted():
-        log.decided(features, lengths, word, machine, None)
-    return _assemble(_answer(chosen, eligible, machine))
+        log.decided(value[0], value[1:], word, machine, None)
+    return question._assemble(chosen, eligible, machine)

@@ -7,6 +7,7 @@ from typing import Any
 
 from cynosure import _core
 from cynosure._constant import constant
+from cynosure._values import value_class
 
 _FINAL = 8  # the core's rank of a release among dev, alpha, beta, candidate, final, post
 
@@ -100,6 +101,9 @@ class Version:
 
     def __repr__(self) -> str:
         return f"Version('{self._parts[5]}')"
+
+
+value_class(Version)
 
 
 def version_of_parts(parts: tuple[int, int, int, int, int, str]) -> Version:

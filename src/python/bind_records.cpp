@@ -18,6 +18,18 @@
 #include "python/convert.hpp"
 
 namespace cynosure::python {
+
+const std::vector<std::string>& environment() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const std::string_view name : io::environment_names()) all.emplace_back(name);
+    if (std::find(all.begin(), all.end(), "CYNOSURE_FAULTS") == all.end())
+      all.emplace_back("CYNOSURE_FAULTS");  // read at the edge: it names a file
+    return all;
+  }();
+  return names;
+}
+
 namespace {
 
 /// Owns what a ParamValue borrows.
@@ -69,18 +81,6 @@ nb::tuple te_answer_tuple(int chosen, int eligible, const nb::bytes& device) {
                         nb::make_tuple(answer.available[0], answer.available[1], answer.available[2]));
 }
 
-/// The variables that make up settings, in the order in which values for them are passed.
-const std::vector<std::string>& environment() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> all;
-    for (const std::string_view name : io::environment_names()) all.emplace_back(name);
-    if (std::find(all.begin(), all.end(), "CYNOSURE_FAULTS") == all.end())
-      all.emplace_back("CYNOSURE_FAULTS");  // read at the edge: it names a file
-    return all;
-  }();
-  return names;
-}
-
 std::int64_t settings_from_environment(const nb::tuple& values, bool deterministic, int matmul_precision,
                                        int rules_digest) {
   if (values.size() != environment().size())
@@ -100,49 +100,6 @@ std::int64_t settings_from_environment(const nb::tuple& values, bool determinist
   return word_of(io::settings_from_environment(variables, base));
 }
 
-/// What was last made from the environment, and of what. Values are compared by identity: os.environ puts a new object
-/// in its dict whenever a variable is set, and those held here cannot be replaced by others. Under the interpreter's
-/// lock.
-struct Remembered {
-  std::vector<nb::object> keys;
-  nb::tuple values;
-  bool deterministic = false;
-  int matmul_precision = 0;
-  nb::object added;
-  nb::object made;
-};
-Remembered& remembered() {
-  static auto* last = new Remembered;  // never destroyed: the interpreter may be gone by then
-  if (last->keys.empty())
-    for (const std::string& name : environment()) last->keys.push_back(nb::bytes(name.data(), name.size()));
-  return *last;
-}
-
-nb::object recall(const nb::dict& environ, bool deterministic, int matmul_precision, const nb::object& added) {
-  const Remembered& last = remembered();
-  if (!last.made.is_valid() || last.deterministic != deterministic || last.matmul_precision != matmul_precision ||
-      !last.added.is(added))
-    return nb::none();
-  for (std::size_t i = 0; i < last.keys.size(); ++i) {
-    PyObject* value = PyDict_GetItem(environ.ptr(), last.keys[i].ptr());
-    if ((value == nullptr ? Py_None : value) != PyTuple_GET_ITEM(last.values.ptr(), static_cast<Py_ssize_t>(i)))
-      return nb::none();
-  }
-  return last.made;
-}
-
-/// The values are those that `made` was made from, not those of now: another thread may have changed the environment.
-void remember(const nb::tuple& values, bool deterministic, int matmul_precision, const nb::object& added,
-              const nb::object& made) {
-  Remembered& last = remembered();
-  if (values.size() != last.keys.size()) throw std::invalid_argument("remember: one value for each of ENVIRONMENT");
-  last.values = values;
-  last.deterministic = deterministic;
-  last.matmul_precision = matmul_precision;
-  last.added = added;
-  last.made = made;
-}
-
 }  // namespace
 
 void bind_records(nb::module_& m) {
@@ -152,10 +109,6 @@ void bind_records(nb::module_& m) {
   m.def("settings_from_environment", &settings_from_environment, nb::arg("values"), nb::arg("deterministic"),
         nb::arg("matmul_precision"), nb::arg("rules_digest"),
         "The word for values of ENVIRONMENT, each bytes or None. Raises ValueError naming the variable.");
-  m.def("recall", &recall, nb::arg("environ"), nb::arg("deterministic"), nb::arg("matmul_precision"), nb::arg("added"),
-        "What was remembered for these values of the environment and flags, or None.");
-  m.def("remember", &remember, nb::arg("values"), nb::arg("deterministic"), nb::arg("matmul_precision"),
-        nb::arg("added"), nb::arg("made"));
   m.def(
       "parse_contract",
       [](std::string_view text) {

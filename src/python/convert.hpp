@@ -6,7 +6,9 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <string>
 #include <type_traits>
+#include <vector>
 
 #include <nanobind/nanobind.h>
 
@@ -44,8 +46,12 @@ template <class Value>
 /// And back: bool, int, str, or a list of backend names.
 [[nodiscard]] nb::object field_object(Field field, std::int64_t value);
 
+/// The variables that make up settings, in the order in which values for them are passed.
+[[nodiscard]] const std::vector<std::string>& environment();
+
 void bind_values(nb::module_& m);
 void bind_select(nb::module_& m);
+void bind_now(nb::module_& m);
 void bind_records(nb::module_& m);
 void bind_detect(nb::module_& m);
 void bind_call(nb::module_& m);

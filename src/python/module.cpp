@@ -9,6 +9,7 @@ NB_MODULE(_core, m) {
   m.attr("VERSION") = CYNOSURE_VERSION;
   cynosure::python::bind_values(m);
   cynosure::python::bind_select(m);
+  cynosure::python::bind_now(m);
   cynosure::python::bind_records(m);
   cynosure::python::bind_detect(m);
   cynosure::python::bind_call(m);

@@ -7,6 +7,8 @@ import inspect
 import logging
 import os
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -37,7 +39,7 @@ def _clean(clean_environment: pytest.MonkeyPatch) -> None:
 
 def test_traced_keys_are_those_of_the_core() -> None:
     """traced_word spells every key out, because torch guards literal keys one by one."""
-    spelt = re.findall(r'get\(b"(\w+)"\)', inspect.getsource(_tracing.traced_word))
+    spelt = re.findall(r'get\(b"(\w+)"\)', inspect.getsource(_tracing.Traceable._traced_word))
     assert tuple(spelt) == tuple(_core.ENVIRONMENT)
     assert _tracing.ENVIRONMENT is os.environ._data  # type: ignore[attr-defined]
 
@@ -321,3 +323,61 @@ def test_torch_flags() -> None:
         torch.use_deterministic_algorithms(False)
         torch.set_float32_matmul_precision("highest")
     assert Settings.current() == default
+
+
+# --- what an eager selection remembers of the process
+
+
+def test_the_eager_answer_follows_the_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each change is seen by the next call, and by the one after the change is taken back."""
+    problem = Problem(heads=8, seqlen_q=1537, head_dim=128)
+    logged = Problem(heads=8, seqlen_q=1538, head_dim=128)
+    before = select(problem)
+    changes = {"NVTE_UNFUSED_ATTN": "0", "CYNOSURE_POLICY": "te", "CYNOSURE_BACKEND": "cudnn", "CYNOSURE_CHECK": "1"}
+    for name, value in changes.items():
+        for _ in range(2):
+            assert select(problem) == before
+        monkeypatch.setenv(name, value)
+        for _ in range(2):
+            assert select(problem).settings == Settings.current()
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CYNOSURE_CPU_ISA", "generic")
+    for _ in range(2):
+        assert select(problem).device == Device.this() == select(problem, settings=Settings()).device
+        assert select(problem).device.cpu_isa == "generic"
+    monkeypatch.delenv("CYNOSURE_CPU_ISA")
+    assert select(problem, settings=Settings()).device == before.device
+    assert select(problem) == before
+    for settings in (None, Settings()):
+        caplog.clear()
+        assert select(logged, H200, settings).backend is Backend.cudnn
+        assert not caplog.records
+        with caplog.at_level(logging.INFO, logger="cynosure"):
+            monkeypatch.setenv("CYNOSURE_LOG", "decisions")
+            select(logged, H200, settings)
+            assert len(caplog.records) == (1 if settings is None else 0)  # a decision is logged once
+            monkeypatch.delenv("CYNOSURE_LOG")
+
+
+def test_the_eager_answer_follows_torch() -> None:
+    """Its flag, and that it has been imported since the last call."""
+    pytest.importorskip("torch")
+    code = """
+import sys, cynosure
+problem = cynosure.Problem(heads=8, seqlen_q=128, head_dim=64)
+before = [cynosure.select(problem) for _ in range(3)][-1]
+assert "torch" not in sys.modules
+import torch
+found = [cynosure.select(problem) for _ in range(3)][-1]
+assert found.device == cynosure.Device.this(), found.device
+for flag in (True, False, True):
+    torch.use_deterministic_algorithms(flag)
+    for _ in range(2):
+        assert cynosure.select(problem).settings.to_dict()["deterministic"] is flag
+torch.set_float32_matmul_precision("high")
+for _ in range(2):
+    assert cynosure.select(problem).settings == cynosure.Settings.current() != found.settings
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

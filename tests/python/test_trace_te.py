@@ -346,3 +346,60 @@ def test_golden_records_traced(compiled: Any, clean_environment: pytest.MonkeyPa
             assert answer_of(run(X, params, device)[1]) == record["expect"], record
         for name in record["env"]:
             clean_environment.delenv(name)
+
+
+# --- records that keep their fields elsewhere
+
+
+def test_records_without_a_dict_and_with_deleted_fields(compiled: Any, many_graphs: None) -> None:
+    """Fields are read from the record's dict where they are there, else as attributes; changes recompile either way."""
+    fields = {name: getattr(TeAttentionParams(**BASE), name) for name in TWO_VALUES}
+
+    class Slotted:
+        __slots__ = tuple(TWO_VALUES)
+
+        def __init__(self, **values: Any) -> None:
+            for name, value in values.items():
+                setattr(self, name, value)
+
+    class Computed(TeAttentionParams):  # type: ignore[misc]
+        @property
+        def head_dim_qk(self) -> int:
+            return int(self.__dict__["doubled"]) // 2
+
+        @head_dim_qk.setter
+        def head_dim_qk(self, value: int) -> None:
+            self.__dict__["doubled"] = 2 * value
+
+    deleted = TeAttentionParams(**BASE)
+    del deleted.num_splits, deleted.attn_mask_type
+    records: list[Any] = [Slotted(**fields), Computed(**BASE)]
+    if torch.__version__ >= (2, 15):  # 2.11 follows no KeyError of an object's dict
+        records.append(deleted)
+    for record in records:
+        run = compiled(given)
+        for size in (64, 256, 64):
+            record.head_dim_qk = record.head_dim_v = size
+            assert run(X, record, H200)[1] == get_attention_backend(record, H200)
+        assert run.graphs == 2
+        record.attn_mask_type = "causal"
+        assert run(X, record, H200)[1] == get_attention_backend(record, H200)
+        assert run.graphs == 3
+
+
+def test_our_record_changed_in_place(compiled: Any) -> None:
+    """Every field, in a record that stays the same object, set from outside and within the trace."""
+
+    def call(x: Any, record: Any) -> Any:
+        first = get_attention_backend(record, H200)
+        held, record.softmax_type = record.softmax_type, "learnable"
+        second = get_attention_backend(record, H200)
+        record.softmax_type = held
+        return x + 1, first, second
+
+    record = AttentionParams(**BASE)
+    run = compiled(call)
+    for mask in ("no_mask", "causal", "no_mask"):
+        record.attn_mask_type = mask
+        assert run(X, record)[1:] == call(X, record)[1:]
+    assert run.graphs == 2

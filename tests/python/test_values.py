@@ -518,3 +518,35 @@ def test_versions_and_names_are_public() -> None:
         assert hasattr(cynosure, name)
     assert Version(cynosure.__version__) >= (0, 1)
     assert require("cudnn") == require(Backend.cudnn) != prefer("cudnn")
+
+
+def _values() -> dict[str, Any]:
+    return {
+        "Problem": Problem(**SIZES),
+        "Device": H200,
+        "Settings": Settings(),
+        "Decision": select(Problem(**SIZES), H200),
+        "Version": Version("2.8.3"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["Problem", "Device", "Settings", "Decision", "Version"])
+def test_values_cannot_be_changed(kind: str) -> None:
+    value = _values()[kind]
+    before = repr(value)
+    properties = [name for name, member in vars(type(value)).items() if isinstance(member, property)]
+    assert len(properties) > {"Problem": 30, "Device": 10}.get(kind, 0)
+    for name in properties:
+        with pytest.raises(AttributeError, match=f"{name}: cannot be set to 3; a {kind} is a value, make another one"):
+            setattr(value, name, 3)
+    with pytest.raises(AttributeError):
+        value.something_else = 3
+    assert repr(value) == before
+
+
+def test_fields_are_read_as_attributes() -> None:
+    problem = Problem(**SIZES, causal=True, softcap=3.0)
+    assert {name: getattr(problem, name) for name in problem.to_dict()} == problem.to_dict()
+    assert {name: getattr(H200, name) for name in H200.to_dict()} == H200.to_dict()
+    with pytest.raises(AttributeError, match="Problem has no field 'colour'"):
+        problem.colour  # noqa: B018
