@@ -169,6 +169,7 @@ Results evaluate(const Case& c, const Data& data, const std::function<double(dou
                        (c.boolean == Shape::none || data.boolean.at(b, h, i, j) != 0) &&
                        (c.additive == Shape::none || data.additive.at(b, h, i, j) != -kInf);
           if (!attends[x]) continue;
+          ++r.pairs;
           Real sum = 0;
           for (std::int64_t d = 0; d < c.head_dim_qk; ++d)
             sum += static_cast<Real>(data.q.at(b, h, i, d)) * static_cast<Real>(data.k.at(b, kv, j, d));
@@ -220,26 +221,24 @@ Results evaluate(const Case& c, const Data& data, const std::function<double(dou
           if (!attends[x]) continue;
           const Real difference = magnitude ? dp[x] + delta + std::abs(dlse) : dp[x] - delta + dlse;
           const Real term = rounded(p[x] * difference);
-          if (c.bias != Shape::none) r.dbias.at(b, h, i, j) += static_cast<double>(term);
-          if (c.additive != Shape::none) r.dadditive.at(b, h, i, j) += static_cast<double>(term);
+          const auto add = [&](double& to, Real value) {
+            to = static_cast<double>(static_cast<Real>(to) + part(value));
+          };
+          if (c.bias != Shape::none) add(r.dbias.at(b, h, i, j), term);
+          if (c.additive != Shape::none) add(r.dadditive.at(b, h, i, j), term);
           const Real ds = rounded(term * slope[x]) * scale;
           for (std::int64_t d = 0; d < c.head_dim_qk; ++d) {
-            const auto add = [&](double& to, Real value) {
-              to = static_cast<double>(static_cast<Real>(to) + part(value));
-            };
             add(r.dq.at(b, h, i, d), ds * static_cast<Real>(data.k.at(b, kv, j, d)));
             add(r.dk.at(b, kv, j, d), ds * static_cast<Real>(data.q.at(b, h, i, d)));
           }
-          for (std::int64_t d = 0; d < c.head_dim_v; ++d) {
-            double& to = r.dv.at(b, kv, j, d);
-            to = static_cast<double>(static_cast<Real>(to) +
-                                     part(kept[x] * static_cast<Real>(data.dout.at(b, h, i, d))));
-          }
+          for (std::int64_t d = 0; d < c.head_dim_v; ++d)
+            add(r.dv.at(b, kv, j, d), kept[x] * static_cast<Real>(data.dout.at(b, h, i, d)));
         }
         if (c.sinks) {
           const Real p_sink = rounded(std::exp(sink - top) / total);
           const Real slope_sink = magnitude ? delta + std::abs(dlse) : dlse - delta;
-          r.dsinks.at(0, h, 0, 0) += static_cast<double>(p_sink * slope_sink);
+          double& to = r.dsinks.at(0, h, 0, 0);
+          to = static_cast<double>(static_cast<Real>(to) + p_sink * slope_sink);
         }
       }
   for (Array* a : {&r.dq, &r.dk, &r.dv, &r.dbias, &r.dadditive, &r.dsinks})

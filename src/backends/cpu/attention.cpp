@@ -15,7 +15,7 @@ namespace cynosure::cpu {
 namespace {
 
 /// Products and sums of a whole call below which one thread is faster than waking others.
-constexpr double kWorkForThread = 5e5;
+constexpr double kWorkForThread = 1e6;
 
 double work_of(const Attention& call) {
   return static_cast<double>(call.batch) * static_cast<double>(call.heads) * static_cast<double>(call.seqlen_q) *
@@ -39,10 +39,11 @@ class Passes {
   Passes(const Parallel& parallel, const Attention& call)
       : parallel_(parallel), threads_(useful_threads(call, parallel.threads())) {}
 
-  /// task(number, thread), thread < parallel.threads().
+  /// task(number, thread), thread < parallel.threads(). `work`: of a pass that does less than its share of the call's.
   template <class Task>
-  void operator()(std::int64_t tasks, const Task& task) const {
-    const std::int64_t threads = std::min(threads_, tasks);
+  void operator()(std::int64_t tasks, const Task& task, double work = kWorkForThread * 1e6) const {
+    const auto useful = static_cast<std::int64_t>(std::min(1 + work / kWorkForThread, 1e6));
+    const std::int64_t threads = std::min({threads_, tasks, useful});
     if (threads <= 1) {
       for (std::int64_t number = 0; number < tasks; ++number) task(number, 0);
       return;
@@ -92,12 +93,23 @@ std::int64_t running_sum(const Attention& call, std::int64_t* first, const Count
   return sum;
 }
 
+/// Parts of the keys when a task has few rows, so that there is work for machines with many cores; by shape alone.
+std::int64_t forward_splits(const ForwardPlan& plan) {
+  constexpr std::int64_t wanted = 64;  // tasks
+  constexpr std::int64_t keys = 512;   // at least, in each part: what it leaves is small beside them
+  const Attention& call = *plan.call;
+  if (call.seqlen_q > kSharedRows) return 1;
+  const std::int64_t tasks = call.batch * call.kv_heads * row_blocks(plan, call.seqlen_q).count;
+  return std::max<std::int64_t>(1, std::min(ceil_div(wanted, std::max<std::int64_t>(1, tasks)), call.seqlen_k / keys));
+}
+
 std::int64_t plan_forward(ForwardPlan& plan, const Attention& call, const Kernels& isa, int wanted, void* memory) {
   const std::int64_t threads = useful_threads(call, wanted);
   plan.call = &call;
   plan.block = isa.forward_blocks(call);
   plan.group = call.kv_heads > 0 ? call.heads / call.kv_heads : 0;
   plan.heads = call.batch * call.kv_heads;
+  plan.splits = forward_splits(plan);
   Arena tile(nullptr);
   key_tile(plan, tile);
   plan.key_block_bytes = tile.used();
@@ -121,8 +133,15 @@ std::int64_t plan_forward(ForwardPlan& plan, const Attention& call, const Kernel
                       most_keys = std::max(most_keys, count);
                       return count;
                     });
-  plan.by_heads = most_parts <= 1 || enough_heads(call, threads);
-  if (plan.by_heads) {
+  plan.by_heads = plan.splits == 1 && (most_parts <= 1 || enough_heads(call, threads));
+  if (plan.splits > 1) {
+    Arena part(nullptr);
+    partial(plan, part);
+    plan.partial_bytes = part.used();
+    plan.partials = arena.take<char>(plan.tasks * plan.splits * plan.partial_bytes);
+    plan.key_slots = 1;
+    scratch.take<char>(plan.key_block_bytes);
+  } else if (plan.by_heads) {
     plan.key_slots = most_parts <= 1 ? 1 : most_keys;
     scratch.take<unsigned char>(plan.key_slots);
     scratch.take<char>(plan.key_slots * plan.key_block_bytes);
@@ -135,9 +154,9 @@ std::int64_t plan_forward(ForwardPlan& plan, const Attention& call, const Kernel
 }
 
 /// Tasks worth having, for machines with many cores; each split of the keys costs one more dq in the workspace.
-std::int64_t splits_of(const Attention& call, std::int64_t key_block) {
-  constexpr std::int64_t wanted = 16;
-  constexpr std::int64_t limit = 8;
+std::int64_t backward_splits(const Attention& call, std::int64_t key_block) {
+  constexpr std::int64_t wanted = 32;
+  constexpr std::int64_t limit = 16;
   const std::int64_t tasks = std::max<std::int64_t>(1, call.batch * call.kv_heads);
   const std::int64_t blocks = std::max<std::int64_t>(1, call.seqlen_k / (2 * key_block));
   return std::min({ceil_div(wanted, tasks), limit, blocks});
@@ -151,7 +170,7 @@ std::int64_t plan_backward(BackwardPlan& plan, const Attention& call, const Grad
   plan.block = isa.backward_blocks(call);
   plan.group = call.kv_heads > 0 ? call.heads / call.kv_heads : 0;
   plan.heads = call.batch * call.kv_heads;
-  plan.splits = splits_of(call, plan.block.keys);
+  plan.splits = backward_splits(call, plan.block.keys);
   plan.key_tasks = plan.heads * plan.splits;
   Arena tile(nullptr);
   row_tile(plan, tile);
@@ -221,12 +240,16 @@ void forward(const Attention& call, const ForwardOutputs& outputs, CpuIsa isa, c
   plan_forward(plan, call, table, parallel.threads(), workspace);
   plan.outputs = &outputs;
   const Passes passes(parallel, call);
+  const auto scratch = [&](std::int64_t thread) { return plan.scratch + thread * plan.scratch_bytes; };
   const auto pass = [&](std::int64_t tasks, Kernels::Forward run) {
-    passes(tasks, [&](std::int64_t task, std::int64_t thread) {
-      run(plan, task, plan.scratch + thread * plan.scratch_bytes);
-    });
+    passes(tasks, [&](std::int64_t task, std::int64_t thread) { run(plan, task, scratch(thread)); });
   };
-  if (plan.by_heads) {
+  if (plan.splits > 1) {
+    pass(plan.tasks * plan.splits, table.forward_split);
+    passes(
+        plan.tasks, [&](std::int64_t task, std::int64_t thread) { table.combine_splits(plan, task, scratch(thread)); },
+        static_cast<double>(plan.tasks * plan.splits * plan.partial_bytes));
+  } else if (plan.by_heads) {
     pass(plan.heads, table.forward_head);
   } else {
     pass(plan.pack_tasks, table.pack_keys);

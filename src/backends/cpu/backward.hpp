@@ -34,8 +34,7 @@ inline RowStore shared_rows(const BackwardPlan& plan, Index b) {
 }
 
 template <class Isa>
-void prepare_rows(const BackwardPlan& plan, const Sequence& sequence, Index head, Index block, const RowTile& tile,
-                  float* line) {
+void prepare_rows(const BackwardPlan& plan, const Sequence& sequence, Index head, Index block, const RowTile& tile) {
   const Attention& call = *plan.call;
   const BackwardInputs& in = *plan.inputs;
   const Side& side = sequence.q;
@@ -43,7 +42,7 @@ void prepare_rows(const BackwardPlan& plan, const Sequence& sequence, Index head
   const Index ld_q = leading(call.head_dim_qk);
   const Index ld_v = leading(call.head_dim_v);
   double dsink = 0;
-  bool finite = true;
+  Finite<Isa> finite;
   for (Index r = 0; r < rows.count; ++r) {
     const Index i = rows.first + r;
     float* dout = tile.dout + r * ld_v;
@@ -54,22 +53,30 @@ void prepare_rows(const BackwardPlan& plan, const Sequence& sequence, Index head
       fill<Isa>(dout, 0, round_up(call.head_dim_v, Isa::kLanes), 0.0F);
       continue;
     }
-    load_row<Isa>(call.dtype, row_of(in.dout, side, i, head, call.dtype), 1, call.head_dim_v, 1.0F, dout);
-    load_row<Isa>(call.dtype, row_of(in.out, side, i, head, call.dtype), 1, call.head_dim_v, 1.0F, line);
-    finite &= is_finite<Isa>(dout, call.head_dim_v);
+    typename Isa::Float sum = Isa::zero();
+    with_dtype(call.dtype, [&](auto typed) {
+      const char* from = row_of(in.dout, side, i, head, call.dtype);
+      const char* out = row_of(in.out, side, i, head, call.dtype);
+      for (Index x = 0; x < call.head_dim_v; x += Isa::kLanes) {
+        const auto value = load_part<Isa, typed.dtype>(from, x, call.head_dim_v);
+        finite.see(value);
+        sum = Isa::fma(value, load_part<Isa, typed.dtype>(out, x, call.head_dim_v), sum);
+        Isa::store(dout + x, value);
+      }
+    });
     if (in.dlse.data != nullptr) tile.dlse[r] = in.dlse.data[number_of(in.dlse, side, i, head)];
-    tile.delta[r] = dot<Isa>(dout, line, call.head_dim_v) - tile.dlse[r];
+    tile.delta[r] = Isa::sum(sum) - tile.dlse[r];
     if (call.sinks.data != nullptr) {
       const double p = __builtin_exp(static_cast<double>(sink_of(call.sinks, head)) - static_cast<double>(tile.lse[r]));
       dsink -= p * static_cast<double>(tile.delta[r]);
     }
   }
-  tile.finite[1] = finite ? 1.0F : 0.0F;
+  tile.finite[1] = finite.all() ? 1.0F : 0.0F;
   const Index blocks = ceil_div(side.valid, plan.block.rows);
   plan.dsinks[plan.first_row_block[sequence.b] + head * blocks + block] = dsink;
-  const auto query = [&](Index r) { return row_of(call.q, side, rows.first + r, head, call.dtype); };
-  finite = pack_rows<Isa>(call.dtype, query, rows.count, call.head_dim_qk, call.scale, tile.q, ld_q);
-  tile.finite[0] = finite ? 1.0F : 0.0F;
+  const bool queries_finite = pack_rows<Isa>(rows_of(call.q, side, rows.first, head, call.dtype), rows.count,
+                                             call.head_dim_qk, call.scale, tile.q, ld_q);
+  tile.finite[0] = queries_finite ? 1.0F : 0.0F;
   fill<Isa>(tile.dq, 0, plan.splits * plan.block.rows * ld_q, 0.0F);
 }
 
@@ -95,6 +102,8 @@ void finish_rows(const BackwardPlan& plan, const Sequence& sequence, Index head,
 /// p and ds for a block of keys against blocks of rows.
 template <class Isa>
 class Pairs {
+  using Float = typename Isa::Float;
+
  public:
   /// `capped`: ds goes on through the soft cap to q and k; otherwise it is the gradient of the terms.
   Pairs(const BackwardPlan& plan, const BackwardScratch& scratch, bool capped)
@@ -111,12 +120,11 @@ class Pairs {
   void set_keys(const Sequence& sequence, Index kv_head, KeyRange keys) {
     sequence_ = sequence;
     keys_ = keys;
-    const auto key = [&](Index j) { return row_of(call_.k, sequence.k, keys.first + j, kv_head, call_.dtype); };
-    const auto value = [&](Index j) { return row_of(call_.v, sequence.k, keys.first + j, kv_head, call_.dtype); };
-    finite_ = pack_panels<Isa>(call_.dtype, key, keys.count, call_.head_dim_qk, scratch_.keys,
-                               plan_.block.keys * kPanel<Isa>, scratch_.row);
-    pack_transposed<Isa>(call_.dtype, key, keys.count, call_.head_dim_qk, scratch_.keys_t, panel_qk_, scratch_.row);
-    pack_transposed<Isa>(call_.dtype, value, keys.count, call_.head_dim_v, scratch_.values_t, panel_v_, scratch_.row);
+    const Rows key = rows_of(call_.k, sequence.k, keys.first, kv_head, call_.dtype);
+    const Rows value = rows_of(call_.v, sequence.k, keys.first, kv_head, call_.dtype);
+    finite_ = pack_panels<Isa>(key, keys.count, call_.head_dim_qk, scratch_.keys, plan_.block.keys * kPanel<Isa>);
+    pack_transposed<Isa>(key, keys.count, call_.head_dim_qk, scratch_.keys_t, panel_qk_, scratch_.row);
+    pack_transposed<Isa>(value, keys.count, call_.head_dim_v, scratch_.values_t, panel_v_, scratch_.row);
   }
 
   /// Fills scratch().scores with p (after dropout), scratch().grads with ds. False when no pair meets.
@@ -145,7 +153,8 @@ class Pairs {
 
  private:
   bool set_columns(Index head, KeyRange rows, const RowTile& tile) {
-    bool any = false;
+    rows_begin_ = rows.count;
+    rows_end_ = 0;
     for (Index r = 0; r < rows.count; ++r) {
       const Index i = rows.first + r;
       Columns columns = columns_of(sequence_, i, keys_);
@@ -154,9 +163,11 @@ class Pairs {
         columns = {};
       scratch_.begin[r] = columns.begin;
       scratch_.end[r] = columns.end;
-      any |= !columns.empty();
+      if (columns.empty()) continue;
+      rows_begin_ = least(rows_begin_, r);
+      rows_end_ = r + 1;
     }
-    if (!any) return false;
+    if (rows_end_ == 0) return false;
     strip_columns(scratch_.begin, scratch_.end, rows.count, Isa::kRows, scratch_.strip_begin, scratch_.strip_end);
     strip_rows(scratch_.begin, scratch_.end, rows.count, keys_.count, Isa::kRows, scratch_.column_begin,
                scratch_.column_end);
@@ -171,53 +182,96 @@ class Pairs {
       make_scores<Isa>(call_, sequence_, keys_, head, i, columns, s, scratch_.line, scratch_.cap);
       if (call_.dropout.probability > 0)
         keep_factors<Isa>(dropout_, sequence_.b * call_.heads + head, i, keys_, columns, scratch_.keep);
-      const float delta = pair_up(columns, s, g, tile.lse[r]) - tile.dlse[r];
-      // delta from the output carries the output's rounding. A row whose keys are all here has it from its pairs, so
-      // that what cancels (all of it, when there is one key) cancels exactly.
-      const bool whole = sequence_.begin(i) >= keys_.first && sequence_.end(i) <= keys_.first + keys_.count;
-      differentiate_row(columns, s, g, whole ? delta : tile.delta[r]);
+      const float lse = hide_not_a_number(columns, s, tile.lse[r]);
+      if (sequence_.begin(i) >= keys_.first && sequence_.end(i) <= keys_.first + keys_.count)
+        differentiate_whole(columns, s, g, lse, call_.sinks.data == nullptr ? -kInfinity : sink_of(call_.sinks, head),
+                            tile.dlse[r]);
+      else
+        differentiate_part(columns, s, g, lse, tile.delta[r]);
+    }
+    clear_beside(r, columns, s, g);
+  }
+
+  /// Zeros where products read beside the columns of a row: as far as its strip of rows goes and, since ranges move one
+  /// way from row to row, as wide as a strip of columns. A row without columns may lie between others that have some.
+  void clear_beside(Index r, Columns columns, float* s, float* g) {
+    const std::int32_t strip_begin = scratch_.strip_begin[r / Isa::kRows];
+    const std::int32_t strip_end = scratch_.strip_end[r / Isa::kRows];
+    Index begin = 0;
+    Index end = keys_.count;
+    if (!columns.empty()) {
+      begin = most(0, least(strip_begin, columns.begin - Isa::kRows));
+      end = least(keys_.count, most(strip_end, columns.end + Isa::kRows));
+    } else if (r < rows_begin_ || r >= rows_end_) {
+      begin = strip_begin;
+      end = strip_end;
     }
     for (float* row : {s, g}) {
-      fill<Isa>(row, 0, columns.begin, 0.0F);
-      fill<Isa>(row, columns.end, keys_.count, 0.0F);
+      fill<Isa>(row, begin, columns.begin, 0.0F);
+      fill<Isa>(row, most(begin, columns.end), end, 0.0F);
     }
   }
 
-  /// Scores become probabilities; dp goes back through dropout. Returns the sum of p dp.
-  float pair_up(Columns columns, float* s, float* g, float lse) {
-    using Float = typename Isa::Float;
+  /// The row as differentiate_part() and differentiate_whole() want it. Returns the LSE to use.
+  static float hide_not_a_number(Columns columns, float* s, float lse) {
     for (Index x = columns.end; x < columns.end + Isa::kLanes; ++x) s[x] = -kInfinity;
-    if (lse != lse) {  // the row attends a NaN: all its pairs are NaN, except masked ones
-      for (Index x = columns.begin; x < columns.end; ++x)
-        if (s[x] != -kInfinity) s[x] = lse;
-      lse = 0;
-    }
-    const bool drops = call_.dropout.probability > 0;
-    Float sum = Isa::zero();
-    for (Index x = columns.begin; x < columns.end; x += Isa::kLanes) {
-      const Float p = exp<Isa>(Isa::sub(Isa::load(s + x), Isa::set(lse)));
-      Float dp = Isa::load(g + x);
-      if (drops) {
-        const Float keep = Isa::load(scratch_.keep + x);
-        dp = Isa::select(Isa::is_zero(keep), keep, Isa::mul(dp, keep));
-      }
-      sum = Isa::add(sum, Isa::select(Isa::is_zero(p), p, Isa::mul(p, dp)));
-      Isa::store(s + x, p);
-      Isa::store(g + x, dp);
-    }
-    return Isa::sum(sum);
+    if (lse == lse) return lse;
+    for (Index x = columns.begin; x < columns.end; ++x)  // the row attends a NaN: all its pairs are NaN, if not masked
+      if (s[x] != -kInfinity) s[x] = lse;
+    return 0;
   }
 
-  void differentiate_row(Columns columns, float* s, float* g, float delta) {
-    using Float = typename Isa::Float;
-    const bool drops = call_.dropout.probability > 0;
-    const bool cap = capped_ && call_.softcap != 0;
+  /// s - lse becomes exp(s - lse), and function(x, vector of it) is called for each vector.
+  template <class Function>
+  static void for_exponentials(Columns columns, const float* s, float lse, const Function& function) {
+    for_vectors<Isa>(columns.begin, columns.end, [&](Index x, auto together) {
+      constexpr int count = decltype(together)::count;
+      Float p[count];
+      for (int i = 0; i < count; ++i)
+        p[i] = Isa::min(Isa::set(88.0F), Isa::sub(Isa::load(s + x + i * Isa::kLanes), Isa::set(lse)));
+      exp_each<Isa>(p);
+      for (int i = 0; i < count; ++i) function(x + i * Isa::kLanes, p[i]);
+    });
+  }
+
+  /// dp, through dropout.
+  [[nodiscard]] Float kept(const float* g, Index x) const {
+    const Float dp = Isa::load(g + x);
+    if (call_.dropout.probability <= 0) return dp;
+    const Float keep = Isa::load(scratch_.keep + x);
+    return Isa::select(Isa::is_zero(keep), keep, Isa::mul(dp, keep));
+  }
+
+  /// `change`: dp - delta.
+  void store_pair(Index x, float* s, float* g, Float p, Float change) const {
+    Float ds = Isa::mul(p, change);
+    if (capped_ && call_.softcap != 0) ds = Isa::mul(ds, Isa::load(scratch_.cap + x));
+    Isa::store(g + x, Isa::select(Isa::is_zero(p), p, ds));
+    Isa::store(s + x, call_.dropout.probability > 0 ? Isa::mul(p, Isa::load(scratch_.keep + x)) : p);
+  }
+
+  /// Scores become probabilities (after dropout), dp becomes ds.
+  void differentiate_part(Columns columns, float* s, float* g, float lse, float delta) const {
+    const Float shift = Isa::set(delta);
+    for_exponentials(columns, s, lse, [&](Index x, Float p) { store_pair(x, s, g, p, Isa::sub(kept(g, x), shift)); });
+  }
+
+  /// The same for a row whose keys are all here. Its sum and delta come from its pairs: what is taken from the LSE and
+  /// the output carries their rounding, and what cancels (all of it, when there is one key) would not quite cancel.
+  void differentiate_whole(Columns columns, float* s, float* g, float lse, float sink, float dlse) const {
+    Float sum = Isa::zero();
+    Float product = Isa::zero();
+    for_exponentials(columns, s, lse, [&](Index x, Float p) {
+      sum = Isa::add(sum, p);
+      product = Isa::add(product, Isa::select(Isa::is_zero(p), p, Isa::mul(p, kept(g, x))));
+      Isa::store(s + x, p);
+    });
+    const float total = Isa::sum(sum) + (sink == -kInfinity ? 0.0F : __builtin_expf(sink - lse));
+    const Float delta = Isa::set(Isa::sum(product) / total);
     for (Index x = columns.begin; x < columns.end; x += Isa::kLanes) {
       const Float p = Isa::load(s + x);
-      Float ds = Isa::mul(p, Isa::sub(Isa::load(g + x), Isa::set(delta)));
-      if (cap) ds = Isa::mul(ds, Isa::load(scratch_.cap + x));
-      Isa::store(g + x, Isa::select(Isa::is_zero(p), p, ds));
-      if (drops) Isa::store(s + x, Isa::mul(p, Isa::load(scratch_.keep + x)));
+      store_pair(x, s, g, Isa::select(Isa::is_zero(p), p, Isa::div(p, Isa::set(total))),
+                 Isa::add(Isa::sub(kept(g, x), delta), Isa::set(dlse)));
     }
   }
 
@@ -227,6 +281,7 @@ class Pairs {
   bool capped_;
   Sequence sequence_;
   KeyRange keys_;
+  Index rows_begin_ = 0, rows_end_ = 0;  ///< from the first to behind the last row that attends something
   bool finite_ = true;
   DropoutKey dropout_;
   Index ld_ = leading(plan_.block.keys);
@@ -356,11 +411,9 @@ void with_row_block(const BackwardPlan& plan, Index task, const Function& functi
 }
 
 template <class Isa>
-void prepare_part(const BackwardPlan& plan, Index task, char* memory) {
-  Arena arena(memory);
-  float* line = backward_scratch(plan, arena).row;
+void prepare_part(const BackwardPlan& plan, Index task, char*) {
   with_row_block(plan, task, [&](const Sequence& s, Index head, Index block, const RowTile& tile) {
-    prepare_rows<Isa>(plan, s, head, block, tile, line);
+    prepare_rows<Isa>(plan, s, head, block, tile);
   });
 }
 
@@ -395,9 +448,8 @@ void backward_head(const BackwardPlan& plan, Index task, char* memory) {
     for (Index head = store.first_head; head < store.first_head + plan.group; ++head)
       for (Index block = 0; block < blocks; ++block) function(head, block, row_tile_of(plan, store, s, head, block));
   };
-  for_each_row_block([&](Index head, Index block, const RowTile& tile) {
-    prepare_rows<Isa>(plan, s, head, block, tile, scratch.row);
-  });
+  for_each_row_block(
+      [&](Index head, Index block, const RowTile& tile) { prepare_rows<Isa>(plan, s, head, block, tile); });
   for (Index split = 0; split < plan.splits; ++split) SplitTask<Isa>(plan, s, kv_head, split, store, scratch).run();
   for_each_row_block(
       [&](Index head, Index block, const RowTile& tile) { finish_rows<Isa>(plan, s, head, block, tile); });
@@ -461,13 +513,13 @@ class TermTask {
     float* line = scratch.line;  // all rows into one: a block is summed first, so that long sums stay accurate
     if (tiles_.all_rows) fill<Isa>(line, 0, ld_, 0.0F);
     for (Index r = 0; r < rows.count; ++r)
-      accumulate(scratch.grads + r * ld_, tiles_.all_rows ? line : scratch.term + r * ld_);
-    if (tiles_.all_rows) accumulate(line, scratch.term);
+      accumulate(scratch.grads + r * ld_, scratch.begin[r], scratch.end[r],
+                 tiles_.all_rows ? line : scratch.term + r * ld_);
+    if (tiles_.all_rows) accumulate(line, 0, pairs_.keys().count, scratch.term);
   }
 
-  void accumulate(const float* from, float* to) {
-    const Index keys = pairs_.keys().count;
-    for (Index x = 0; x < keys; ++x) to[x] += from[x];
+  static void accumulate(const float* from, Index begin, Index end, float* to) {
+    for (Index x = begin; x < end; ++x) to[x] += from[x];
   }
 
   const BackwardPlan& plan_;

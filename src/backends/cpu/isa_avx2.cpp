@@ -32,7 +32,8 @@ struct Avx2 {
   static Float absolute(Float a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0F), a); }
 
   static Mask less(Float a, Float b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
-  static Mask is_zero(Float a) { return _mm256_cmp_ps(a, zero(), _CMP_EQ_OQ); }
+  static Mask equal(Float a, Float b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
+  static Mask is_zero(Float a) { return equal(a, zero()); }
   static Float select(Mask mask, Float yes, Float no) { return _mm256_blendv_ps(no, yes, mask); }
 
   static Float power_of_two(Float t) {

@@ -34,7 +34,8 @@ struct Avx512 {
   static Float absolute(Float a) { return _mm512_abs_ps(a); }
 
   static Mask less(Float a, Float b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
-  static Mask is_zero(Float a) { return _mm512_cmp_ps_mask(a, zero(), _CMP_EQ_OQ); }
+  static Mask equal(Float a, Float b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+  static Mask is_zero(Float a) { return equal(a, zero()); }
   static Float select(Mask mask, Float yes, Float no) { return _mm512_mask_blend_ps(mask, no, yes); }
 
   static Float power_of_two(Float t) {

@@ -37,7 +37,8 @@ struct Portable {
   static Float absolute(Float a) { return reinterpret_cast<Float>(reinterpret_cast<Mask>(a) & 0x7fffffff); }
 
   static Mask less(Float a, Float b) { return a < b; }
-  static Mask is_zero(Float a) { return a == zero(); }
+  static Mask equal(Float a, Float b) { return a == b; }
+  static Mask is_zero(Float a) { return equal(a, zero()); }
   static Float select(Mask mask, Float yes, Float no) { return mask ? yes : no; }
 
   static Float power_of_two(Float t) {

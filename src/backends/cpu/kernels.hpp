@@ -23,6 +23,7 @@ struct Kernels {
   using Backward = void (*)(const BackwardPlan& plan, std::int64_t task, char* scratch);
   Forward forward_head;             ///< by heads
   Forward pack_keys, forward_part;  ///< in parts, one pass after the other
+  Forward forward_split, combine_splits;
   Backward backward_head;
   Backward prepare_part, backward_part, finish_part;
   /// One tile of the gradient of a term (term_tiles()), after the passes in parts.

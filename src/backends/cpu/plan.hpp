@@ -18,6 +18,9 @@ struct Blocks {
   std::int64_t rows = 0, keys = 0;
 };
 
+/// Rows of a sequence up to which heads of a group share a block, so that keys are read once for them.
+constexpr std::int64_t kSharedRows = 48;
+
 /// Both passes can run in two ways, with equal results. By heads: a task is a key and value head of a sequence with all
 /// that attends it, and packs what it needs into its own scratch, where it stays close. In parts: heads are cut into
 /// smaller tasks, for when there are more threads than heads; what several tasks read is packed first and shared.
@@ -34,8 +37,11 @@ struct ForwardPlan {
   std::int64_t tasks = 0, pack_tasks = 0;
   char* keys = nullptr;        ///< packed, in parts
   std::int64_t key_slots = 0;  ///< packed blocks of keys in each scratch, by heads
-  char* scratch = nullptr;     ///< one area for each thread
-  std::int64_t key_block_bytes = 0, scratch_bytes = 0;
+  /// Few rows, many keys: the keys of each task are cut into so many parts, whose results are added up in order.
+  std::int64_t splits = 1;
+  char* partials = nullptr;  ///< for each task and split
+  char* scratch = nullptr;   ///< one area for each thread
+  std::int64_t key_block_bytes = 0, scratch_bytes = 0, partial_bytes = 0;
 };
 
 struct BackwardPlan {
@@ -73,9 +79,23 @@ inline KeyTile key_tile(const ForwardPlan& plan, Arena& arena) {
           .finite = arena.take<float>(1)};
 }
 
+/// What one split of the keys leaves: the running maximum, sum and output of its rows.
+struct Partial {
+  float *maximum, *sum, *out;
+};
+inline Partial partial(const ForwardPlan& plan, Arena& arena) {
+  const Index rows = plan.block.rows;
+  return {.maximum = arena.take<float>(rows),
+          .sum = arena.take<float>(rows),
+          .out = arena.take<float>(rows * leading(plan.call->head_dim_v))};
+}
+
+/// Rows up to which keys are not packed: it would cost more than it saves.
+constexpr Index kFewRows = 16;
+
 /// What a forward task keeps: a block of rows.
 struct ForwardScratch {
-  float *q, *scores, *out, *maximum, *sum, *rescale, *line, *keep, *row;
+  float *q, *q_t, *scores, *scores_t, *out, *maximum, *sum, *rescale, *line, *keep, *row;
   std::int32_t *begin, *end, *strip_begin, *strip_end;
 };
 inline ForwardScratch forward_scratch(const ForwardPlan& plan, Arena& arena) {
@@ -83,7 +103,9 @@ inline ForwardScratch forward_scratch(const ForwardPlan& plan, Arena& arena) {
   const Index rows = plan.block.rows;
   const Index line = leading(plan.block.keys);
   return {.q = arena.take<float>(rows * leading(call.head_dim_qk)),
-          .scores = arena.take<float>(rows * line),
+          .q_t = arena.take<float>(panel_room(call.head_dim_qk, kFewRows)),
+          .scores = arena.take<float>(round_up(rows, 16) * line),
+          .scores_t = arena.take<float>(panel_room(plan.block.keys, kFewRows)),
           .out = arena.take<float>(rows * leading(call.head_dim_v)),
           .maximum = arena.take<float>(rows),
           .sum = arena.take<float>(rows),

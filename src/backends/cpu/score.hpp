@@ -38,9 +38,10 @@ template <class Isa>
 void cap_scores(float cap, Columns columns, float* s, float* slope) {
   const auto inverse = Isa::set(1.0F / cap);
   for (Index x = columns.begin; x < columns.end; x += Isa::kLanes) {
-    const auto t = tanh<Isa>(Isa::mul(inverse, Isa::load(s + x)));
+    typename Isa::Float change;
+    const auto t = tanh<Isa>(Isa::mul(inverse, Isa::load(s + x)), change);
     Isa::store(s + x, Isa::mul(Isa::set(cap), t));
-    if (slope != nullptr) Isa::store(slope + x, Isa::fma(Isa::sub(Isa::zero(), t), t, Isa::set(1.0F)));
+    if (slope != nullptr) Isa::store(slope + x, change);
   }
 }
 
@@ -50,7 +51,7 @@ void add_term(const Term& term, Index element, Columns columns, float* s, float*
   const Index n = columns.end - columns.begin;
   const char* from = static_cast<const char*>(term.data) + element * element_size(term.dtype);
   load_row<Isa>(term.dtype, from, term.column, n, 1.0F, line);
-  const auto lowest = Isa::set(-3.402823466e38F);
+  const auto lowest = Isa::set(kLowest);
   for (Index x = 0; x < n; x += Isa::kLanes) {
     const auto t = Isa::load(line + x);
     const auto sum = Isa::add(Isa::load(s + columns.begin + x), t);

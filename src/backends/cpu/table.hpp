@@ -14,6 +14,12 @@ inline Index even_blocks(Index length, Index target, Index multiple) {
   return most(multiple, round_up(ceil_div(length, blocks), multiple));
 }
 
+/// A window of which a block of 256 keys mostly holds all.
+inline bool narrow_window(const Attention& call) {
+  const Index right = call.causal ? 0 : call.window_right;
+  return call.window_left >= 0 && right >= 0 && call.window_left < 128 && right < 128;
+}
+
 /// 96 rows by 128 keys, 64 where heads are large: rows, scores, output and the tiles of keys and values then take 250
 /// to 400 KB, which the second-level cache of current server processors holds (512 KB and up), and each key that comes
 /// from beyond it meets 96 rows. Up to 144 rows stay one block, since then keys are packed for one use and never
@@ -23,9 +29,11 @@ Blocks forward_blocks(const Attention& call) {
   const Index depth = most(call.head_dim_qk, call.head_dim_v);
   const Index group_rows = call.seqlen_q * most(1, call.heads / most(1, call.kv_heads));
   // Few rows: heads of a group share a block.
-  const Index rows = call.seqlen_q > 48 ? even_blocks(call.seqlen_q, call.seqlen_q <= 144 ? 144 : 96, Isa::kRows)
-                                        : round_up(most(1, least(group_rows, 96)), Isa::kRows);
-  return {.rows = rows, .keys = even_blocks(call.seqlen_k, depth > 160 ? 64 : 128, 32)};
+  const Index rows = call.seqlen_q > kSharedRows
+                         ? even_blocks(call.seqlen_q, call.seqlen_q <= 144 ? 144 : 96, Isa::kRows)
+                         : round_up(most(1, least(group_rows, 96)), Isa::kRows);
+  const Index keys = depth > 256 ? 64 : narrow_window(call) ? 256 : 128;
+  return {.rows = rows, .keys = even_blocks(call.seqlen_k, keys, 32)};
 }
 
 /// 96 by 96: both sides are streamed past the other (dk and dv by keys, dq by rows), so neither should be small.
@@ -42,6 +50,8 @@ constexpr Kernels kernel_table() {
           .forward_head = forward_head<Isa>,
           .pack_keys = pack_keys<Isa>,
           .forward_part = forward_part<Isa>,
+          .forward_split = forward_split<Isa>,
+          .combine_splits = combine_splits<Isa>,
           .backward_head = backward_head<Isa>,
           .prepare_part = prepare_part<Isa>,
           .backward_part = backward_part<Isa>,

@@ -42,6 +42,8 @@ struct Tile {
 template <class Isa, ALayout kLayout, int kRows, int kVectors>
 void micro_kernel(const Tile& t) {
   using Float = typename Isa::Float;
+  float* const c = t.c;  // in registers: stores of floats could change t, as far as the compiler knows
+  const Index ldc = t.ldc;
   Float sum[kRows][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -50,9 +52,9 @@ void micro_kernel(const Tile& t) {
       if (t.start == Start::zero)
         sum[r][v] = Isa::zero();
       else if (t.start == Start::sum)
-        sum[r][v] = Isa::load(t.c + r * t.ldc + v * Isa::kLanes);
+        sum[r][v] = Isa::load(c + r * ldc + v * Isa::kLanes);
       else
-        sum[r][v] = Isa::mul(Isa::set(t.rescale[r]), Isa::load(t.c + r * t.ldc + v * Isa::kLanes));
+        sum[r][v] = Isa::mul(Isa::set(t.rescale[r]), Isa::load(c + r * ldc + v * Isa::kLanes));
     }
   }
   const float* a = t.a;
@@ -75,7 +77,7 @@ void micro_kernel(const Tile& t) {
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) Isa::store(t.c + r * t.ldc + v * Isa::kLanes, sum[r][v]);
+    for (int v = 0; v < kVectors; ++v) Isa::store(c + r * ldc + v * Isa::kLanes, sum[r][v]);
   }
 }
 
@@ -121,23 +123,26 @@ struct Product {
   bool careful = false;                                 ///< B holds NaN or infinity: products with 0 in A are 0
 };
 
-/// The ranges are of columns: C is written where they are, rounded outwards to panels.
+/// The ranges are of columns: C is written where they are, rounded outwards to vectors.
 template <class Isa>
 void multiply_columns(const Product& p) {
   constexpr Index panel = kPanel<Isa>;
   constexpr Index height = Isa::kRows;
   for (Index column = 0; column < p.columns; column += panel) {
-    const Index vectors = least(Isa::kVectors, ceil_div(p.columns - column, Isa::kLanes));
     for (Index row = 0; row < p.rows; row += height) {
       const Index strip = row / height;
-      if (p.begin != nullptr && (p.begin[strip] >= column + panel || p.end[strip] <= column)) continue;
+      const Index begin = p.begin != nullptr ? most(column, p.begin[strip]) : column;
+      const Index end = least(column + panel, p.begin != nullptr ? p.end[strip] : p.columns);
+      if (begin >= end) continue;
+      const Index first = (begin - column) / Isa::kLanes * Isa::kLanes;
+      const Index vectors = ceil_div(end - column - first, Isa::kLanes);
       const Index rows = least(height, p.rows - row);
       const Tile tile{.depth = p.depth,
                       .a = p.a + row * p.lda,
                       .lda = p.lda,
-                      .b = p.b.data + column / panel * p.b.panel,
+                      .b = p.b.data + column / panel * p.b.panel + first,
                       .ldb = p.b.ld,
-                      .c = p.c + row * p.ldc + column,
+                      .c = p.c + row * p.ldc + column + first,
                       .ldc = p.ldc,
                       .start = p.start};
       kMicroKernels<Isa, ALayout::by_row>.of[vectors - 1][rows - 1](tile);
