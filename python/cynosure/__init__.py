@@ -22,7 +22,7 @@ from cynosure.te import AttentionParams, get_attention_backend
 from cynosure.version import Version
 
 if TYPE_CHECKING:
-    from cynosure.attention import attention
+    from cynosure._attention import attention
     from cynosure.dot_product_attention import DotProductAttention
     from cynosure.sdpa import scaled_dot_product_attention
 
@@ -31,7 +31,7 @@ __version__: str = _core.VERSION
 # Where the names that need torch live.
 _OF_TORCH = {
     "DotProductAttention": "dot_product_attention",
-    "attention": "attention",
+    "attention": "_attention",
     "scaled_dot_product_attention": "sdpa",
 }
 

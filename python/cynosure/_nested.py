@@ -33,7 +33,7 @@ def nested_attention(given: dict[str, Any]) -> Any:
     Raises:
         ValueError: naming the argument.
     """
-    from cynosure.attention import attention
+    from cynosure._attention import attention
 
     rest = {name: value for name, value in given.items() if name not in ("q", "k", "v", "layout", *_NOT_NESTED)}
     if given["layout"] != "bshd":

@@ -51,15 +51,11 @@ draw_seed = torch.ops.cynosure.draw_seed.default
 
 def unusual() -> bool:
     """Whether a call meets torch.func's transforms, a dispatch mode or dual tensors; almost none does."""
-    return transforms_active() or _modes() or forward_ad._current_level >= 0  # type: ignore[no-any-return]
+    return transforms_active() or _modes() > 0 or forward_ad._current_level >= 0
 
 
 def seed_of_call(like: Any) -> Any:
     """A seed for dropout from torch's generator, int64 [2]."""
-    if transforms_active():
-        from cynosure import _transforms
-
-        return _transforms.draw_seed(like)
     try:
         return draw_seed(like)
     except RuntimeError as error:
@@ -331,7 +327,7 @@ def gradient_bits(q: Any, k: Any, v: Any, attn_bias: Any, attn_mask: Any, sinks:
 
 
 def run(q: Any, k: Any, v: Any, rest: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Calls the raw forward, by way of what differentiates it where that is wanted: (out, lse). Errors have their types."""
+    """The raw forward, by way of what differentiates it where that is wanted: (out, lse). Errors have their types."""
     if unusual():
         from cynosure import _integrations, _transforms
 
@@ -432,5 +428,12 @@ def _surface(
     return run(query, key, value, rest)
 
 
+def _draw_seed_in_transforms(like: Any) -> Any:
+    """Follows vmap's `randomness`."""
+    return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=like.device)
+
+
 _library.impl("attention", _surface, "CompositeImplicitAutograd")
-_library.impl("attention", _surface, "FuncTorchDynamicLayerFrontMode")  # with torch.func's transforms still around it
+# Compiled torch.func: before its transforms take the operators apart.
+_library.impl("attention", _surface, "FuncTorchDynamicLayerFrontMode")
+_library.impl("draw_seed", _draw_seed_in_transforms, "FuncTorchDynamicLayerFrontMode")

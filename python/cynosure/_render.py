@@ -212,7 +212,7 @@ def _backend_text(backend: Backend | None) -> Text:
 
 
 def _group_lines(decisions: Sequence[Decision], name_machine: bool) -> list[Text]:
-    """What calls have in common, the ranges of what they have not, and the rules against what else this machine runs."""
+    """What calls have in common, the ranges of what they have not, and the rules against other backends here."""
     lines = [Text(describe_call(_ranges(decisions)))]
     if len(decisions) > 1:
         lines[0].append(f"  ({len(decisions):,} different)", "dim")

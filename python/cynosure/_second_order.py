@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cynosure import _core
+from cynosure._core import Backend
 from cynosure._operators import (
     BIAS_GRAD,
     CAUSAL,
@@ -29,7 +30,6 @@ from cynosure._operators import (
     transforms_active,
 )
 from cynosure._transforms import Forward, Gradients
-from cynosure.backend import Backend
 from cynosure.device import Device
 from cynosure.problem import Problem
 
@@ -186,7 +186,7 @@ class _Call:
         if visible is not None:
             visible = visible.expand(batch, heads, rows, keys)
             dead = ~visible.any(3, keepdim=True)
-            unseen = ~visible.unflatten(1, (kv_heads, -1)).any(2).any(2)[..., None]
+            unseen = ~visible.reshape(batch, kv_heads, -1, rows, keys).any(2).any(2)[..., None]
             # Something that no row attends, or that attends nothing, may hold NaN: it counts as 0.
             q, k, v = q.masked_fill(dead, 0.0), k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
 
@@ -227,6 +227,8 @@ class _Call:
         grad_out = self._heads_first(grad_out)
         grad_out = grad_out if dead is None else grad_out.masked_fill(dead, 0.0)
         dp = (by_group(grad_out) @ v.transpose(2, 3)).reshape(batch, heads, rows, keys)
+        if visible is not None:
+            dp = dp.masked_fill(~visible, 0.0)
         kept = p
         if dropout_p > 0:
             keep = self._keep().to(self.dtype) * (1.0 / (1.0 - dropout_p) if dropout_p < 1 else 0.0)
@@ -266,7 +268,7 @@ class _Call:
     def _nothing(self) -> tuple[Any, ...]:
         wanted = (None, None, None, BIAS_GRAD, MASK_GRAD, None, SINKS_GRAD)
         zeros = [
-            None if t is None or bit is not None and not self.rest[7] & bit else torch.zeros_like(t)
+            None if t is None or (bit is not None and not self.rest[7] & bit) else torch.zeros_like(t)
             for t, bit in zip(self.saved, wanted, strict=False)
         ]
         return (*zeros[:5], zeros[6])
@@ -333,9 +335,10 @@ class _Call:
 
 
 def _longest(cumulative: Tensor, stated: int, tokens: int, terms: bool) -> int:
-    """max_seqlen where it is given, the longest sequence where the host can read it, else the tokens."""
-    if stated >= 0:
-        return stated
-    if terms or type(cumulative) is not Tensor or cumulative.device.type != "cpu" or transforms_active():
-        return tokens
+    """The longest sequence where the host can read it, else max_seqlen, at most the tokens; terms are as large as that."""
+    bound = tokens if stated < 0 else stated
+    if terms:
+        return bound
+    if type(cumulative) is not Tensor or cumulative.device.type != "cpu" or transforms_active():
+        return min(bound, tokens)
     return int(cumulative.diff().max()) if cumulative.shape[0] > 1 else 0

@@ -23,7 +23,6 @@ from cynosure._operators import (
     TRAINING,
     raw_backward,
     raw_forward,
-    transforms_active,
     typed,
 )
 
@@ -57,11 +56,6 @@ def _wants_gradient(t: Any) -> bool:
     return True
 
 
-def draw_seed(like: Any) -> Any:
-    """A seed for dropout that follows vmap's `randomness`."""
-    return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=like.device)
-
-
 def refuse_forward_mode() -> NoReturn:
     """For jvp, jacfwd, hessian and dual tensors."""
     raise NotImplementedError(
@@ -81,7 +75,7 @@ class Forward(torch.autograd.Function):
     """The raw forward: (out, lse)."""
 
     @staticmethod
-    def forward(*args: Any) -> Any:  # type: ignore[override]
+    def forward(*args: Any) -> Any:
         """The operator itself."""
         try:
             return raw_forward(*args)
@@ -98,7 +92,7 @@ class Forward(torch.autograd.Function):
             ctx.mark_non_differentiable(output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
         """Always differentiable: torch.func may ask for it."""
         from cynosure import _second_order
 
@@ -134,7 +128,7 @@ class Gradients(torch.autograd.Function):
     """The raw backward: those of its gradients that are wanted. Differentiating them raises."""
 
     @staticmethod
-    def forward(*args: Any) -> Any:  # type: ignore[override]
+    def forward(*args: Any) -> Any:
         """The operator itself."""
         try:
             return tuple([grad for grad in raw_backward(*args) if grad is not None])
@@ -152,7 +146,7 @@ class Gradients(torch.autograd.Function):
         """Nothing to keep."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Any) -> Any:
         """Not there."""
         raise RuntimeError(
             "cynosure.attention: the backend of this call has no second derivative; "
@@ -233,7 +227,7 @@ class _Fold:
 
     def term(self, t: Any, dim: int | None, of_each: bool) -> Any:
         """[1 or B, ...]; `of_each`: a sample needs its own, for its gradient."""
-        if t is None or dim is None and t.shape[0] == 1 and not of_each:
+        if t is None or (dim is None and t.shape[0] == 1 and not of_each):
             return t
         t = t.expand(self.n, *t.shape) if dim is None else t.movedim(dim, 0)
         return t.expand(self.n, self.batch, *t.shape[2:]).flatten(0, 1)
@@ -260,13 +254,10 @@ class _Fold:
 
     def back(self, t: Tensor, axis: int) -> Tensor:
         """The two batches apart; vmap's lies at `axis`."""
-        return t.unflatten(axis, (self.n, self.batch))
+        return t.reshape(*t.shape[:axis], self.n, self.batch, *t.shape[axis + 1 :])
 
     def back_term(self, grad: Tensor, t: Tensor, dim: int | None) -> Tensor:
         """Of what `term` made for each sample: [n, 1 or B, ...]."""
         grad = self.back(grad, 0)
         own = t.shape[0] if dim is None else t.movedim(dim, 0).shape[1]
         return grad if own == self.batch else grad.sum(1, keepdim=True)
-
-
-__all__ = ["Forward", "Gradients", "draw_seed", "refuse_dual_tensors", "run", "transforms_active"]

@@ -142,7 +142,7 @@ class MainJob:
             "dim",
         )
         yield text(
-            "Each function is a sequence. A batch is 4 to 16 of them, one after the other, without padding (thd).",
+            "Each function is a sequence. A batch is 4 to 12 of them, one after the other, without padding (thd).",
             "dim",
         )
         training = Training(corpus, self.options.seconds, self.options.seed)
@@ -214,8 +214,8 @@ class MainJob:
         found = comparison.frames(run.batches[:BATCHES_FOR_SDPA])
         yield self._graph_table(found)
         yield text(
-            "All are told that sizes vary. Padded SDPA needs one graph, too: what it costs is the padding. A call for each\n"
-            "sequence has no padding, and a graph for each number of sequences.",
+            "Padded SDPA needs no more graphs than we do, when told that sizes vary: its price is the padding.\n"
+            "One call a sequence has no padding, and needs a graph for each number of sequences.",
             "dim",
         )
         frames = run.phases[0].frames
@@ -337,7 +337,7 @@ def _contest_table(contests: list[Contest]) -> RenderableType:
                 Text(contest.what if first else ""),
                 Text(f"{contest.ours * 1e3:.2f} ms" if first else ""),
                 Text(f"{seconds * 1e3:.2f} ms"),
-                Text(name if len(contest.theirs) > 1 else "", "dim"),
+                Text(name if len(contest.theirs) > 1 else "no padding needed", "dim"),
                 Text(f"{ratio:.2f}", "bold green" if ratio >= 1 else "bold yellow"),
             )
             first = False

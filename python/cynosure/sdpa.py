@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from cynosure import _core, _tracing, log
+from cynosure import _core, log
+from cynosure._attention import _autocast, _runtime
 from cynosure._constant import ENVIRONMENT
 from cynosure._operators import (
     CAUSAL,
@@ -34,10 +35,9 @@ from cynosure._operators import (
     typed,
     unusual,
 )
-from cynosure._tracing import call, compiling, in_traces, traced_word
-from cynosure.attention import _autocast, _runtime
+from cynosure._tracing import Traceable, call, compiling, in_traces
 from cynosure.errors import NoBackendError
-from cynosure.settings import _word_with, eager_now
+from cynosure.settings import _word_with, eager_now, traced_word
 
 _BHSD = DIMS["bhsd"]
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -100,11 +100,11 @@ def scaled_dot_product_attention(
                 enable_gqa is True
                 or (enable_gqa is False and (query.shape == key.shape or query.shape[1] == key.shape[1]))
             ):
-                now = eager_now()
+                word, logged, _ = eager_now()
+                if logged:
+                    log.follow_ledger()
                 known = _known
-                if known[0] is not now:
-                    known = _look(now)
-                _, word, options = known
+                options = known[1] if known[0] is word else _options_of(word)
                 if not (_flash_enabled() and _math_enabled() and _cudnn_enabled()):
                     word = _allowed(word, _flash_enabled(), _math_enabled(), _cudnn_enabled())
                 if is_causal:
@@ -117,27 +117,23 @@ def scaled_dot_product_attention(
                     rest = (*PLAIN_REST, -1, -1, -1, -1, factor, 0.0, 0.0, options | TRAINING, word)
                     return apply_plain(query, key, value, rest)  # type: ignore[no-any-return]
                 return _forward(query, key, value, *PLAIN_REST, -1, -1, -1, -1, factor, 0.0, 0.0, options, word)[0]  # type: ignore[no-any-return]
-        except (RuntimeError, AttributeError, IndexError, TypeError) as error:
+        except (RuntimeError, AttributeError, IndexError) as error:
             _raise_if_no_backend(error)
     return _checked(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 # --- settings: what the environment says, and torch's switches
 
-_known: tuple[Any, int, int] = (None, 0, 0)  # (what eager_now gave, the word in it, options of the environment)
+_known: tuple[Any, int] = (None, 0)  # (the last word, the operator's options by the environment it was made from)
 
 
-def _look(now: tuple[int, bool]) -> tuple[Any, int, int]:
-    """`_known` for another state of the environment. While decisions are logged it is not kept."""
+def _options_of(word: int) -> int:
+    """Layout and what the environment says. A changed environment makes a new word, another object."""
     global _known
-    word, logged = now
     isa, check = ENVIRONMENT.get(b"CYNOSURE_CPU_ISA"), ENVIRONMENT.get(b"CYNOSURE_CHECK")
-    known = (now, word, _BHSD if isa is None and check is None else _BHSD | _runtime(isa, check))
-    if logged:
-        log.follow_ledger()
-    else:
-        _known = known
-    return known
+    options = _BHSD if isa is None and check is None else _BHSD | _runtime(isa, check)
+    _known = (word, options)
+    return options
 
 
 @lru_cache(maxsize=256)
@@ -237,7 +233,7 @@ def _check_tensors(query: Any, key: Any, value: Any, attn_mask: Any) -> None:
 
 def _same(a: Any, b: Any) -> Any:
     """Whether two sizes are equal; where a trace cannot know, they are."""
-    return _tracing.guard_or_true(a == b) if compiling() else a == b
+    return Traceable._guard_or_true(a == b) if compiling() else a == b
 
 
 def _is_plain(q: Any, k: Any, v: Any, gqa: bool) -> Any:
@@ -434,8 +430,11 @@ _NAMES = {"q": "query", "k": "key", "v": "value", "attn_bias": "attn_mask"}
 def _checked(*given: Any) -> Any:
     """Eager: any call."""
     c = _prepared(*given)
-    now = eager_now()
-    _, word, runtime = _known if _known[0] is now else _look(now)
+    word, logged, _ = eager_now()
+    if logged:
+        log.follow_ledger()
+    known = _known
+    runtime = (known[1] if known[0] is word else _options_of(word)) & ~_BHSD
     word = _allowed(word, _flash_enabled(), _math_enabled(), _cudnn_enabled())
     rest = rest_of(
         DIMS[c.layout],

@@ -90,9 +90,14 @@ def eager_now() -> tuple[int, bool, bytes | None]:
     return word, log.wanted(), None
 
 
+def traced_word() -> int:
+    """The word of now in traced code."""
+    return object.__new__(Traceable)._traced_word()
+
+
 def current_word() -> int:
     """The word of now, traced or not, as the caller needs."""
-    return object.__new__(Traceable)._traced_word() if compiling() else eager_now()[0]
+    return traced_word() if compiling() else eager_now()[0]
 
 
 class Settings:

@@ -59,13 +59,14 @@ def _at(values: Sequence[float], share: float) -> float:
     return values[left] + (values[right] - values[left]) * (place - left)
 
 
-_SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 360" font-family="system-ui, sans-serif" font-size="13">
+_SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 360" font-family="system-ui" font-size="13">
 <title>{title}</title>
 <style>
   .ink {{ fill: #222 }} .soft {{ fill: #777 }} .grid {{ stroke: #ddd }} .page {{ fill: #fff }}
   .each {{ stroke: #9bc4e8 }} .mean {{ stroke: #1668b0; stroke-width: 2.5 }} .mark {{ fill: #e8590c }}
   @media (prefers-color-scheme: dark) {{
-    .ink {{ fill: #eee }} .soft {{ fill: #999 }} .grid {{ stroke: #333 }} .page {{ fill: #161616 }} .each {{ stroke: #31556f }}
+    .ink {{ fill: #eee }} .soft {{ fill: #999 }} .grid {{ stroke: #333 }} .page {{ fill: #161616 }}
+    .each {{ stroke: #31556f }}
   }}
   polyline {{ fill: none; stroke-linejoin: round }}
 </style>

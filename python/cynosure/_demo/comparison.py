@@ -25,7 +25,7 @@ _MANY = 64  # graphs that torch may compile for one function here, so that we ca
 
 
 def padded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """[B, H, S, D], S of the longest sequence: the short ones are filled up. Causal, so what is behind has no effect."""
+    """[B, H, S, D], S of the longest sequence. Causal, so what fills up the others has no effect."""
     return scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
@@ -68,9 +68,8 @@ def frames(batches: Sequence[Batch]) -> Frames:
             tokens += sum(lengths)
             x = torch.zeros(len(lengths), 1, max(lengths), 8)
             y = torch.zeros(sum(lengths), 1, 8)
-            for tensor, sizes in ((x, (0, 2)), (y, (0,))):
-                for size in sizes:
-                    torch._dynamo.mark_dynamic(tensor, size)
+            for size in (0, 2):
+                torch._dynamo.mark_dynamic(x, size)
             pad_call(x, x, x)
             split_call(y, y, y, lengths)
     return Frames(len(batches), padded_frames.frames, split_frames.frames, rows / tokens)
@@ -129,7 +128,7 @@ def contests(batch: Batch, seconds: float) -> list[Contest]:
     ]
     found = [
         interleaved(
-            f"a batch of this run: {len(lengths)} sequences of {min(lengths)} to {max(lengths)}",
+            f"{len(lengths)} sequences of {min(lengths)} to {max(lengths)}, as trained",
             {
                 "cynosure": _with_gradients(lambda q, k, v: ragged(q, k, v, cu), *flat),
                 "padded": _with_gradients(padded, *filled),
@@ -142,7 +141,7 @@ def contests(batch: Batch, seconds: float) -> list[Contest]:
         equal = [torch.randn(shape) for _ in range(3)]
         found.append(
             interleaved(
-                f"equal lengths: batch {shape[0]}, {shape[1]} heads, length {shape[2]}, head dim {shape[3]}",
+                f"{shape[0]} of {shape[2]}, {shape[1]} heads of {shape[3]}",
                 {
                     "cynosure": _with_gradients(
                         lambda q, k, v: cynosure.attention(q, k, v, layout="bhsd", causal=True), *equal

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, gelu
 import cynosure
 from cynosure._demo.text import LONGEST, VOCABULARY
 
-LAYERS, HEADS, HEAD_DIM = 3, 4, 32
+LAYERS, HEADS, HEAD_DIM = 2, 4, 32
 WIDTH = HEADS * HEAD_DIM
 
 

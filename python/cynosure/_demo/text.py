@@ -79,5 +79,5 @@ def batch_of(sequences: list[bytes]) -> Batch:
 
 
 def draw(sequences: tuple[bytes, ...], source: random.Random) -> Batch:
-    """A batch of 4 to 16 random sequences."""
-    return batch_of(source.choices(sequences, k=source.randint(4, 16)))
+    """A batch of 4 to 12 random sequences."""
+    return batch_of(source.choices(sequences, k=source.randint(4, 12)))

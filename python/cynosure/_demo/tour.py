@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`cynosure demo --explain`: real models on machines that are not here, and one compiled function. About ten seconds."""
+"""`cynosure demo --explain`: real models on machines that are not here, and one compiled function. Ten seconds."""
 
 from __future__ import annotations
 

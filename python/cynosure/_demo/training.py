@@ -19,7 +19,7 @@ from cynosure._demo import model as models
 from cynosure._demo.stage import set_variable
 from cynosure._demo.text import Batch, Corpus, draw
 
-LEAST_STEPS = 60
+LEAST_STEPS = 40
 FLIPPED_STEPS = 3
 FLIP_AT = 0.6  # of the time
 VARIABLE, FLIPPED_TO = "CYNOSURE_BACKEND", "unfused"
@@ -55,7 +55,7 @@ class Run:
 
 
 def compiler() -> str:
-    """inductor where it can work: it needs a C++ compiler and Python's headers."""
+    """Inductor where it can work: that needs a C++ compiler and Python's headers."""
     has_headers = (Path(sysconfig.get_paths()["include"]) / "Python.h").exists()
     has_compiler = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
     return "inductor" if has_headers and has_compiler else "aot_eager"
