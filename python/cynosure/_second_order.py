@@ -335,7 +335,7 @@ class _Call:
 
 
 def _longest(cumulative: Tensor, stated: int, tokens: int, terms: bool) -> int:
-    """The longest sequence where the host can read it, else max_seqlen, at most the tokens; terms are as large as that."""
+    """The longest sequence where the host can read it, else max_seqlen or the tokens; with terms, their size."""
     bound = tokens if stated < 0 else stated
     if terms:
         return bound
