@@ -169,7 +169,6 @@ Results evaluate(const Case& c, const Data& data, const std::function<double(dou
                        (c.boolean == Shape::none || data.boolean.at(b, h, i, j) != 0) &&
                        (c.additive == Shape::none || data.additive.at(b, h, i, j) != -kInf);
           if (!attends[x]) continue;
-          ++r.pairs;
           Real sum = 0;
           for (std::int64_t d = 0; d < c.head_dim_qk; ++d)
             sum += static_cast<Real>(data.q.at(b, h, i, d)) * static_cast<Real>(data.k.at(b, kv, j, d));

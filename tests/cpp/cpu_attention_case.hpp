@@ -68,7 +68,6 @@ struct Data {
 
 struct Results {
   Array out, lse, dq, dk, dv, dbias, dadditive, dsinks;
-  std::int64_t pairs = 0;  ///< that attend each other; counted by evaluate()
 };
 /// The definition. `round` is applied to what a plain program would store: identity in double is the reference.
 /// `magnitude`: every product and difference is taken as a sum of absolute values, which gives the scale of rounding.

@@ -153,6 +153,15 @@ std::int64_t plan_forward(ForwardPlan& plan, const Attention& call, const Kernel
   return arena.used();
 }
 
+/// Consecutive blocks of keys that a block of rows can meet, at most.
+std::int64_t met_blocks(const Attention& call, const Blocks& block) {
+  const std::int64_t right = call.causal ? 0 : call.window_right;
+  const std::int64_t all = ceil_div(call.seqlen_k, block.keys);
+  if (call.window_left < 0 || right < 0 || call.window_left >= call.seqlen_k || right >= call.seqlen_k)
+    return std::max<std::int64_t>(1, all);
+  return std::max<std::int64_t>(1, std::min(all, ceil_div(block.rows + call.window_left + right, block.keys) + 1));
+}
+
 /// Tasks worth having, for machines with many cores; each split of the keys costs one more dq in the workspace.
 std::int64_t backward_splits(const Attention& call, std::int64_t key_block) {
   constexpr std::int64_t wanted = 32;
@@ -171,6 +180,7 @@ std::int64_t plan_backward(BackwardPlan& plan, const Attention& call, const Grad
   plan.group = call.kv_heads > 0 ? call.heads / call.kv_heads : 0;
   plan.heads = call.batch * call.kv_heads;
   plan.splits = backward_splits(call, plan.block.keys);
+  plan.slots = std::min(plan.splits, met_blocks(call, plan.block));
   plan.key_tasks = plan.heads * plan.splits;
   Arena tile(nullptr);
   row_tile(plan, tile);

@@ -77,7 +77,7 @@ void prepare_rows(const BackwardPlan& plan, const Sequence& sequence, Index head
   const bool queries_finite = pack_rows<Isa>(rows_of(call.q, side, rows.first, head, call.dtype), rows.count,
                                              call.head_dim_qk, call.scale, tile.q, ld_q);
   tile.finite[0] = queries_finite ? 1.0F : 0.0F;
-  fill<Isa>(tile.dq, 0, plan.splits * plan.block.rows * ld_q, 0.0F);
+  fill<Isa>(tile.dq, 0, plan.slots * plan.block.rows * ld_q, 0.0F);
 }
 
 template <class Isa>
@@ -89,8 +89,8 @@ void finish_rows(const BackwardPlan& plan, const Sequence& sequence, Index head,
   const Index ld = leading(call.head_dim_qk);
   for (Index r = 0; r < rows.count; ++r) {
     float* sum = tile.dq + r * ld;
-    for (Index split = 1; split < plan.splits; ++split) {
-      const float* part = sum + split * plan.block.rows * ld;
+    for (Index slot = 1; slot < plan.slots; ++slot) {
+      const float* part = sum + slot * plan.block.rows * ld;
       for (Index x = 0; x < call.head_dim_qk; x += Isa::kLanes)
         Isa::store(sum + x, Isa::add(Isa::load(sum + x), Isa::load(part + x)));
     }
@@ -344,6 +344,7 @@ class SplitTask {
     const BackwardScratch& scratch = pairs_.scratch();
     const Index ld = leading(plan_.block.keys);
     const Index keys = pairs_.keys().count;
+    const Index slot = pairs_.keys().first / plan_.block.keys % plan_.slots;
     if (plan_.gradients->dv.data != nullptr)
       multiply_depth<Isa, ALayout::by_step>({.rows = keys,
                                              .columns = call_.head_dim_v,
@@ -374,7 +375,7 @@ class SplitTask {
                                             .a = scratch.grads,
                                             .lda = ld,
                                             .b = {scratch.keys, kPanel<Isa>, plan_.block.keys * kPanel<Isa>},
-                                            .c = tile.dq + split_ * plan_.block.rows * ld_qk_,
+                                            .c = tile.dq + slot * plan_.block.rows * ld_qk_,
                                             .ldc = ld_qk_,
                                             .start = Start::sum,
                                             .begin = scratch.strip_begin,

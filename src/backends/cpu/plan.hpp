@@ -52,8 +52,11 @@ struct BackwardPlan {
   std::int64_t group = 1;
   bool by_heads = true;
   std::int64_t heads = 0;  ///< tasks by heads
-  /// The blocks of keys are dealt to so many tasks in turn; each sums its own part of dq.
+  /// The blocks of keys are dealt to so many tasks in turn.
   std::int64_t splits = 1;
+  /// Parts of dq, added up at the end: block number modulo slots says which one takes what a block of keys gives. As
+  /// many as splits or, under a window, as blocks of keys that one block of rows can meet, whichever is less.
+  std::int64_t slots = 1;
   std::int64_t* first_row_block = nullptr;  ///< [B + 1], over all query heads
   double* dsinks = nullptr;                 ///< a part for each block of rows
   std::int64_t row_blocks = 0, key_tasks = 0;
@@ -119,7 +122,7 @@ inline ForwardScratch forward_scratch(const ForwardPlan& plan, Arena& arena) {
           .strip_end = arena.take<std::int32_t>(rows)};
 }
 
-/// A packed block of rows of the backward pass. dq has one part for each split.
+/// A packed block of rows of the backward pass.
 struct RowTile {
   float *q, *dout, *delta, *dlse, *lse, *finite, *dq;
 };
@@ -132,7 +135,7 @@ inline RowTile row_tile(const BackwardPlan& plan, Arena& arena) {
           .dlse = arena.take<float>(rows),
           .lse = arena.take<float>(rows),
           .finite = arena.take<float>(2),
-          .dq = arena.take<float>(plan.splits * rows * leading(call.head_dim_qk))};
+          .dq = arena.take<float>(plan.slots * rows * leading(call.head_dim_qk))};
 }
 
 /// What a backward task keeps: a block of keys and the pairs it forms with one block of rows.
