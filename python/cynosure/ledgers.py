@@ -64,7 +64,7 @@ class Group:
 
 
 class Ledger:
-    """A snapshot, in the order in which decisions were first made.
+    """A snapshot, in the order in which decisions were first made in this process.
 
     `str` gives a table with a row for each group. Every decision is there by its index, and by iteration.
     """
@@ -133,7 +133,7 @@ def ledger() -> Ledger:
 
 
 def clear() -> None:
-    """Starts the ledger anew."""
+    """Counts from nothing again. A decision that was made before keeps its place in the order, and in the bound."""
     _core.clear_ledger()
 
 
