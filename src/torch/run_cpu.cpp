@@ -128,7 +128,7 @@ Prepared prepare(const Arguments& a) {
   if (a.call.dropout_p > 0) {
     const auto* seed = static_cast<const std::int64_t*>(data(*a.dropout_seed));
     const std::int64_t step = strides(*a.dropout_seed)[0];
-    c.dropout = {.probability = static_cast<float>(a.call.dropout_p), .seed = seed[0], .offset = seed[step]};
+    c.dropout = {.probability = a.call.dropout_p, .seed = seed[0], .offset = seed[step]};
   }
   return p;
 }

@@ -202,7 +202,7 @@ void find_visible(const Arguments& a, Dense& d) {
 /// Which pairs the kernels of `cpu` would keep, as bool: filled in place on the CPU.
 Tensor kept_on_cpu(const Arguments& a, const Dense& d) {
   const auto* seed = static_cast<const std::int64_t*>(data(*a.dropout_seed));
-  const cpu::Dropout dropout{.probability = static_cast<float>(a.call.dropout_p),
+  const cpu::Dropout dropout{.probability = a.call.dropout_p,
                              .seed = seed[0],
                              .offset = seed[strides(*a.dropout_seed)[0]]};
   const Tensor keep = empty(a.q, aoti_torch_dtype_float32(), {d.batch, d.heads, d.rows, d.keys});
@@ -244,7 +244,7 @@ class TensorPhilox {
                exclusive_or(exclusive_or(high(product0), words[3]), k1), low(product0)};
     }
     // Word j % 4 of block j / 4 decides about column j.
-    const double threshold = static_cast<double>(static_cast<float>(a_.call.dropout_p)) * kTwo32;
+    const double threshold = a_.call.dropout_p * kTwo32;
     const auto limit = static_cast<std::int64_t>(threshold);
     const Tensor stacked = aten("aten::stack", "", std::vector<Tensor>(words.begin(), words.end()), std::int64_t{3});
     const Tensor by_column = reshape(stacked, {d_.batch, d_.heads, d_.rows, blocks * 4});

@@ -93,7 +93,7 @@ struct SequenceLengths {
 
 /// Dropout by Philox 4x32-10 (philox.hpp): whether a pair is dropped depends on seed, offset and (b, h, i, j) alone.
 struct Dropout {
-  float probability = 0;
+  double probability = 0;
   std::int64_t seed = 0, offset = 0;
 };
 

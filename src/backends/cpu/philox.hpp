@@ -23,17 +23,17 @@ struct DropoutKey {
   float keep_scale = 1;         ///< 1 / (1 - probability); 0 when all are dropped
 };
 
-inline DropoutKey dropout_key(float probability, std::int64_t seed, std::int64_t offset) {
+inline DropoutKey dropout_key(double probability, std::int64_t seed, std::int64_t offset) {
   const auto bits = static_cast<std::uint64_t>(offset);
   const std::uint64_t key = static_cast<std::uint64_t>(seed) + (bits >> 32U) * 0x9e3779b97f4a7c15U;
   DropoutKey result;
   result.key0 = static_cast<std::uint32_t>(key);
   result.key1 = static_cast<std::uint32_t>(key >> 32U);
   result.offset = static_cast<std::uint32_t>(bits);
-  result.all = probability >= 1.0F;
-  result.keep_scale = result.all ? 0.0F : static_cast<float>(1.0 / (1.0 - static_cast<double>(probability)));
+  result.all = probability >= 1.0;
+  result.keep_scale = result.all ? 0.0F : static_cast<float>(1.0 / (1.0 - probability));
   if (!result.all && probability > 0)
-    result.threshold = static_cast<std::uint32_t>(static_cast<double>(probability) * 4294967296.0);
+    result.threshold = static_cast<std::uint32_t>(probability * 4294967296.0);
   return result;
 }
 
