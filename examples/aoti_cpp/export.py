@@ -32,7 +32,8 @@ class Block(torch.nn.Module):
         k = self.key(y).unflatten(-1, (KV_HEADS, HEAD_DIM))
         v = self.value(y).unflatten(-1, (KV_HEADS, HEAD_DIM))
         attended = cynosure.attention(q, k, v, causal=True, seqlens_q=lengths, seqlens_k=lengths)
-        return x + self.out(attended.flatten(-2))
+        result: torch.Tensor = x + self.out(attended.flatten(-2))
+        return result
 
 
 def inputs(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:

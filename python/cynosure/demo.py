@@ -174,7 +174,7 @@ class MainJob:
                 recent = run.losses[-10:]
                 what = f"loss {sum(recent) / len(recent):.2f}" if recent else ""
                 if value is not None:
-                    what += f"  CYNOSURE_BACKEND={value}"
+                    what += f", CYNOSURE_BACKEND={value}" + ("" if run.phases[-1].steps else ": one new graph")
                 bar.update(task, completed=share, description="training", what=what)
 
     def loss(self) -> Iterator[RenderableType]:
@@ -284,7 +284,7 @@ class MainJob:
         widest = max(run.batches, key=lambda batch: batch.tokens.numel())
         yield _contest_table(comparison.contests(widest, SECONDS_A_CONTEST))
         yield text(
-            "Medians of interleaved eager calls, float32, as many threads as torch takes. Over 1: cynosure is faster.",
+            "Medians of interleaved eager calls, float32. Over 1: cynosure is faster.",
             "dim",
         )
 

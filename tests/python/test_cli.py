@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import cynosure
-from cynosure import _core, cli, demo, diff
+from cynosure import _core, cli, diff
+from cynosure._demo import stage, tour
 from cynosure.cli import main
 
 GOLDEN = Path(__file__).parents[1] / "data" / "te_decisions.jsonl.gz"
@@ -63,7 +64,7 @@ class TestProgram:
 
     def test_help(self, capsys: Capture) -> None:
         text = run(capsys, "--help")
-        for command in ("env", "explain", "select", "matrix", "diff", "rules", "demo"):
+        for command in ("env", "explain", "select", "matrix", "diff", "rules", "replay", "demo"):
             assert command in text
             assert "usage: cynosure" in run(capsys, command, "--help")
 
@@ -124,6 +125,9 @@ class TestProgram:
             (["diff", "--from", "cudnn=1.0", "--to", "cudnn=x"], "--to"),
             (["diff", "--from", "cudnn=9.0.0,cudnn=9.1.0", "--to", "sm=90"], "twice"),
             (["diff", "--from", "cudnn=9.0.0", "--to", "cudnn=9.1.0", "/nowhere.jsonl"], "/nowhere.jsonl"),
+            (["demo", "--seconds", "0"], "--seconds"),
+            (["replay"], "FILE"),
+            (["replay", "/nowhere.json"], "/nowhere.json"),
             (["bench"], "not part of this release"),
         ],
     )
@@ -475,27 +479,31 @@ class TestDiff:
 
 
 class TestDemo:
+    """The part that only asks; the main job is in test_demo.py."""
+
     def test_holds(self, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-        compiled = next(part for part in demo.PARTS if part[1] is demo._compiled)
-        monkeypatch.setattr(demo, "PARTS", tuple(part for part in demo.PARTS if part is not compiled))
-        text = run(capsys, "demo")
-        for name in (*demo.MACHINES, *demo.CALLS):
+        compiled = next(part for part in tour.PARTS if part[1] is tour._compiled)
+        monkeypatch.setattr(tour, "PARTS", tuple(part for part in tour.PARTS if part is not compiled))
+        text = run(capsys, "demo", "--explain")
+        for name in (*tour.MACHINES, *tour.CALLS):
             assert name in text
 
     def test_one_graph(self) -> None:
         pytest.importorskip("torch")
-        assert demo._trace() == ([1, 2, 2], ["cudnn", "flash3", "cudnn"])
+        assert tour._trace() == ([1, 2, 2], ["cudnn", "flash3", "cudnn"])
 
     def test_fails_when_a_claim_does(self, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-        def part(settings: Any) -> Any:
-            demo.claim(False, "the moon is round")
+        def part() -> Any:
+            stage.claim(False, "the moon is round")
             yield ""
 
-        monkeypatch.setattr(demo, "PARTS", (("Claims", part),))
-        assert main(["demo"]) == 1
+        monkeypatch.setattr(tour, "PARTS", (("Claims", part),))
+        assert main(["demo", "--explain"]) == 1
         assert "the moon is round" in capsys.readouterr().err
 
     def test_without_torch(self, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        monkeypatch.setattr(demo, "PARTS", (("In a compiled graph", demo._compiled),))
-        assert "torch is not installed" in run(capsys, "demo")
+        monkeypatch.setattr(tour, "PARTS", (("In a compiled graph", tour._compiled),))
+        text = run(capsys, "demo")
+        assert "torch is not installed" in text
+        assert "there is no model to train" in text

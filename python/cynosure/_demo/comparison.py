@@ -32,10 +32,7 @@ def padded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 def one_by_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     """[T, H, D], a call a sequence: no padding."""
     parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
-    results = [
-        scaled_dot_product_attention(*(t.transpose(0, 1) for t in part), is_causal=True).transpose(0, 1)
-        for part in parts
-    ]
+    results = [padded(*[t.transpose(0, 1) for t in part]).transpose(0, 1) for part in parts]
     return torch.cat(results)
 
 
@@ -116,9 +113,9 @@ def interleaved(what: str, contestants: dict[str, Callable[[], None]], seconds: 
 def contests(batch: Batch, seconds: float) -> list[Contest]:
     """A batch of the run, equal lengths, and one long sequence; the first checks that results agree."""
     lengths, cu = batch.lengths, batch.cu_seqlens
-    flat = [torch.randn(sum(lengths), HEADS, HEAD_DIM) for _ in range(3)]
+    q, k, v = flat = [torch.randn(sum(lengths), HEADS, HEAD_DIM) for _ in range(3)]
     with torch.no_grad():
-        difference = (ragged(*flat, cu) - one_by_one(*flat, lengths)).abs().max().item()
+        difference = (ragged(q, k, v, cu) - one_by_one(q, k, v, lengths)).abs().max().item()
     claim(difference <= TOLERANCE, f"results differ from SDPA's by {difference:.1e}")
     filled = [
         torch.stack([pad(part, (0, 0, 0, 0, 0, max(lengths) - len(part))) for part in t.split(lengths)])

@@ -30,7 +30,8 @@ class Layer(torch.nn.Module):
         q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, HEADS, HEAD_DIM)).unbind(1)
         out = cynosure.attention(q, k, v, layout="thd", causal=True, cu_seqlens_q=cu, cu_seqlens_k=cu)
         x = x + self.join(out.flatten(-2))
-        return x + self.down(gelu(self.up(self.mlp_norm(x))))
+        result: torch.Tensor = x + self.down(gelu(self.up(self.mlp_norm(x))))
+        return result
 
 
 class LanguageModel(torch.nn.Module):

@@ -67,7 +67,7 @@ def _overview() -> Iterator[RenderableType]:
 
 def _check(decision: Decision) -> None:
     """The choice is eligible, leads the order, has no reason against it; every other backend has a reason or a rank."""
-    name = decision.calltext()
+    name = decision.call_text()
     claim(decision.backend is not None and decision.order[0] == decision.backend, f"no choice for {name}")
     reasons = decision.reasons
     claim(

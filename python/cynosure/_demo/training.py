@@ -118,6 +118,7 @@ class Training:
         frames, before = (self._counted.frames if len(self.run.phases) > 1 else 0), calls()
         set_variable(VARIABLE, value)
         try:
+            yield self._share()
             while not done():
                 self._step()
                 phase.steps += 1
