@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cynosure import log
+from cynosure import _nested, log
 from cynosure._constant import ENVIRONMENT
 from cynosure._operators import (
     CAUSAL,
@@ -35,6 +35,8 @@ from cynosure.settings import _word_with, eager_now, traced_word
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 is_grad_enabled = torch.is_grad_enabled
 _no_limits = (-1, -1)
+
+_nested.register()
 
 
 def attention(

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jagged nested tensors as ragged batches: their values are tokens, their offsets the cumulative lengths."""
+"""Jagged nested tensors: the operators run them as ragged batches.
+
+[B, j, H, D] ("bshd"), or its transpose(1, 2) ("bhsd"), is "thd" as it lies in memory: its values are the tokens and its
+offsets the cumulative lengths. Nothing is copied and nothing waits for a device. Outputs and gradients are nested with
+the ragged structure of what they belong to; the LSE is [B, H, j].
+"""
 
 from __future__ import annotations
 
@@ -7,79 +12,82 @@ from typing import Any
 
 import torch
 
-# Of `attention`: what has no meaning for ragged sequences of its own, and what the offsets say.
-_NOT_NESTED = (
-    "attn_bias",
-    "attn_mask",
-    "seqlens_q",
-    "seqlens_k",
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "max_seqlen_q",
-    "max_seqlen_k",
-)
+from cynosure._operators import DIMS, _library, draw_seed, raw_backward, raw_forward
+
+_DIMS = 0x3  # bits of the options that hold the layout
+_RAGGED_DIM = {DIMS["bshd"]: 1, DIMS["bhsd"]: 2}
+# Of the shared arguments: terms that have no shape for sequences of their own lengths, and the lengths.
+_NOT_NESTED = {0: "attn_bias", 1: "attn_mask", 4: "seqlens_q", 5: "seqlens_k"}
+_OPTIONS = 14
 
 
-def nested_attention(given: dict[str, Any]) -> Any:
-    """`cynosure.attention` on jagged nested tensors.
+def register() -> None:
+    """Teaches the operators jagged nested tensors, in eager and in compiled code. Called once, on import."""
+    from torch.nested._internal.nested_tensor import NestedTensor
 
-    Args:
-        given: all arguments of `attention`. q is [B, j, H, D], k and v are [B, j', Hkv, D] and [B, j', Hkv, Dv], all
-            jagged in dim 1; layout is "bshd", and bias, mask and lengths are None.
+    for operator, rule in ((raw_forward, _forward), (raw_backward, _backward), (draw_seed, _draw_seed)):
+        # torch gives every key of autograd a fallthrough but that of nested tensors
+        _library.impl(operator._schema.name, torch.library.fallthrough_kernel, "AutogradNestedTensor")
+        torch.library.register_torch_dispatch(operator, NestedTensor, rule)
 
-    Returns:
-        [B, j, H, Dv] with q's ragged structure; with return_lse also the LSE, [B, H, j].
 
-    Raises:
-        ValueError: naming the argument.
-    """
-    from cynosure._attention import attention
+def _forward(cls: Any, operator: Any, types: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    q, k, v, *rest = args
+    rest = _ragged_rest(q, k, v, rest)
+    out, lse = operator(_tokens(q), _tokens(k), _tokens(v), *rest)
+    if lse.dim() == 1:  # not wanted
+        return _nested(out, q), lse
+    return _nested(out, q), _nested(lse, q, lse=True)
 
-    rest = {name: value for name, value in given.items() if name not in ("q", "k", "v", "layout", *_NOT_NESTED)}
-    if given["layout"] != "bshd":
-        raise ValueError(f"layout: got {given['layout']!r} with nested tensors, expected 'bshd'")
-    for name in _NOT_NESTED:
-        if given[name] is not None:
+
+def _backward(cls: Any, operator: Any, types: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    grad_out, grad_lse, q, k, v, out, lse, *rest = args
+    rest = _ragged_rest(q, k, v, rest)
+    of_lse = None if grad_lse is None else grad_lse.values()
+    dq, dk, dv, *others = operator(
+        _tokens(grad_out), of_lse, _tokens(q), _tokens(k), _tokens(v), _tokens(out), lse.values(), *rest
+    )
+    return (_nested(dq, q), _nested(dk, k), _nested(dv, v), *others)
+
+
+def _draw_seed(cls: Any, operator: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    return operator(args[0].values())
+
+
+def _ragged_rest(q: Any, k: Any, v: Any, rest: Any) -> Any:
+    """The shared arguments as "thd" takes them."""
+    rest = list(rest)
+    dims = rest[_OPTIONS] & _DIMS
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if not t.is_nested:
+            raise ValueError(f"{name}: got a tensor that is not nested, expected a jagged one as q, k or v")
+        if t.dim() != 4 or t._ragged_idx != _RAGGED_DIM.get(dims):
+            raise ValueError(
+                f"{name}: got rank {t.dim()}, jagged in dim {t._ragged_idx}, expected [batch, j, heads, head dim] for "
+                'layout "bshd" or its transpose(1, 2) for "bhsd"'
+            )
+        if t.lengths() is not None:
+            raise ValueError(f"{name}: got a nested tensor with holes, expected none; pass {name}.contiguous()")
+    for i, name in _NOT_NESTED.items():
+        if rest[i] is not None:
             raise ValueError(f"{name}: given with nested tensors, expected None")
-    (q, cu_q), (k, cu_k), (v, _) = tokens(q=given["q"], k=given["k"], v=given["v"])
-    result = attention(q, k, v, layout="thd", cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **rest)
-    if not given["return_lse"]:
-        return of_tokens(result, given["q"])
-    return of_tokens(result[0], given["q"]), of_tokens(result[1], given["q"], jagged_dim=2)
+    rest[4] = q.offsets().to(torch.int32)
+    rest[5] = rest[4] if k.offsets() is q.offsets() else k.offsets().to(torch.int32)
+    rest[_OPTIONS] = rest[_OPTIONS] & ~_DIMS | DIMS["thd"]
+    return rest
 
 
-def tokens(**tensors: Any) -> list[tuple[Any, Any]]:
-    """(values [T, H, D], int32 offsets [B + 1]) of nested tensors [B, j, H, D] by name. No copy of data, no sync."""
-    found: list[tuple[Any, Any]] = []
-    seen: list[tuple[Any, Any]] = []
-    for name, t in tensors.items():
-        if not t.is_nested or t.layout != torch.jagged:
-            what = f"a nested tensor of layout {t.layout}" if t.is_nested else "a tensor that is not nested"
-            raise ValueError(f"{name}: got {what}, expected one of layout torch.jagged as the others")
-        if t.dim() != 4 or t._ragged_idx != 1:
-            raise ValueError(f"{name}: got rank {t.dim()}, jagged in dim {t._ragged_idx}, expected rank 4 and dim 1")
-        if t.lengths() is not None:  # holes
-            t = t.contiguous()
-        offsets = t.offsets()
-        cu_seqlens = None
-        for other, converted in seen:  # equal lengths stay one tensor
-            if other is offsets:
-                cu_seqlens = converted
-        if cu_seqlens is None:
-            cu_seqlens = offsets.to(torch.int32)
-            seen.append((offsets, cu_seqlens))
-        found.append((t.values(), cu_seqlens))
-    return found
+def _tokens(t: Any) -> Any:
+    """[T, H, D]."""
+    return t._values if t._ragged_idx == 1 else t._values.transpose(0, 1)
 
 
-def of_tokens(values: Any, like: Any, jagged_dim: int = 1) -> Any:
-    """The nested tensor of these values with the ragged structure of `like`."""
-    if like.lengths() is not None:
-        like = like.contiguous()
-    return torch.nested.nested_tensor_from_jagged(
-        values,
-        like.offsets(),
-        jagged_dim=jagged_dim,
-        min_seqlen=like._maybe_min_seqlen,
-        max_seqlen=like._maybe_max_seqlen,
+def _nested(t: Any, like: Any, lse: bool = False) -> Any:
+    """The nested tensor of these tokens with the structure of another; or of the LSE [H, T]."""
+    ragged = 2 if lse else like._ragged_idx
+    return type(like)(
+        t if lse or ragged == 1 else t.transpose(0, 1),
+        offsets=like.offsets(),
+        _ragged_idx=ragged,
+        _metadata_cache=like._metadata_cache,
     )

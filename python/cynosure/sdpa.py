@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """scaled_dot_product_attention: torch's function, argument for argument, over Cynosure's attention.
 
-Two ways through it. A plain call (four dims, no mask, no dropout) goes straight to the operator, which checks it; only
-where that refuses do we look closer. Any other is checked here as torch does, brought to [B, H, L, E] and run.
+Two ways through it. A common call (four dims, no dropout) goes straight to the operator, which checks it; only where
+that refuses do we look closer. Any other is checked here as torch does, brought to [B, H, L, E] and run.
 """
 
 from __future__ import annotations
@@ -93,12 +93,16 @@ def scaled_dot_product_attention(
     """
     if compiling():
         return _traced(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if attn_mask is None and dropout_p == 0.0 and not _is_any_autocast_enabled() and not unusual():
+    if dropout_p == 0.0 and not _is_any_autocast_enabled() and not unusual():
         try:
             # The operator groups heads by itself, so it cannot see heads that differ and should not.
-            if (is_causal is False or is_causal is True) and (
-                enable_gqa is True
-                or (enable_gqa is False and (query.shape == key.shape or query.shape[1] == key.shape[1]))
+            if (
+                (is_causal is False or (is_causal is True and attn_mask is None))
+                and (attn_mask is None or type(attn_mask) is Tensor)
+                and (
+                    enable_gqa is True
+                    or (enable_gqa is False and (query.shape == key.shape or query.shape[1] == key.shape[1]))
+                )
             ):
                 word, logged, _ = eager_now()
                 if logged:
@@ -113,13 +117,31 @@ def scaled_dot_product_attention(
                 if scale is not None:
                     factor = scale
                     options |= SCALE_GIVEN
+                if attn_mask is not None:
+                    return _masked(query, key, value, attn_mask, factor, options, word)
+                out: Tensor
                 if _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
                     rest = (*PLAIN_REST, -1, -1, -1, -1, factor, 0.0, 0.0, options | TRAINING, word)
-                    return apply_plain(query, key, value, rest)  # type: ignore[no-any-return]
-                return _forward(query, key, value, *PLAIN_REST, -1, -1, -1, -1, factor, 0.0, 0.0, options, word)[0]  # type: ignore[no-any-return]
-        except (RuntimeError, AttributeError, IndexError) as error:
+                    out = apply_plain(query, key, value, rest)
+                else:
+                    out = _forward(query, key, value, *PLAIN_REST, -1, -1, -1, -1, factor, 0.0, 0.0, options, word)[0]
+                return out
+        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
             _raise_if_no_backend(error)
     return _checked(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, options: int, word: int) -> Tensor:
+    """A plain call but for its mask."""
+    if mask.dim() < 4:
+        mask = mask[(None,) * (4 - mask.dim())]
+    if mask.dtype == torch.bool:
+        terms: Any = (None, mask)
+    else:
+        length = k.shape[-2]
+        terms = (mask if mask.shape[-1] == length else mask.expand(-1, -1, -1, length), None)
+    rest = (*terms, *PLAIN_REST[2:], -1, -1, -1, -1, scale, 0.0, 0.0, options, word)
+    return run(q, k, v, rest)[0]  # type: ignore[no-any-return]
 
 
 # --- settings: what the environment says, and torch's switches
@@ -175,11 +197,14 @@ def guard_switches() -> None:
 
 
 def _raise_if_no_backend(error: BaseException) -> None:
+    """Other errors need a closer look: the operator does not take the call as it is."""
+    if isinstance(error, NoBackendError):
+        raise error
     try:
         typed(error)
     except NoBackendError:
         raise
-    except Exception:  # the operator does not take the call as it is: it needs a closer look
+    except Exception:
         return
 
 
@@ -199,7 +224,7 @@ def _number(name: str, value: Any) -> Any:
 
 def _flag(name: str, value: Any) -> bool:
     if value is True or value is False:
-        return value  # type: ignore[no-any-return]
+        return value
     if not isinstance(value, (bool, torch.SymBool)):
         _refuse(name, type(value).__name__, "True or False", TypeError)
     return True if value else False  # noqa: SIM210  # a condition on sizes becomes one on this call
@@ -324,18 +349,14 @@ class _Call(NamedTuple):
     q: Any
     k: Any
     v: Any
-    layout: str
     attn_bias: Any
     attn_mask: Any
     causal: bool
     align: str
     scale: Any
     dropout_p: Any
-    cu_seqlens_q: Any
-    cu_seqlens_k: Any
     lead: Any  # the dims before L, where they are not those of q
     empty: bool  # the last dim is 0; the operator wants 1
-    nested: Any  # the query, if it is nested
 
 
 def _prepared(
@@ -356,7 +377,8 @@ def _prepared(
     if not 0 <= dropout_p <= 1:
         _refuse("dropout_p", str(dropout_p), "a probability from 0 to 1")
     if query.is_nested or key.is_nested or value.is_nested:
-        return _prepared_nested(query, key, value, attn_mask, causal, align, scale, dropout_p, gqa)
+        _check_nested(query, key, value, attn_mask, gqa)
+        return _Call(query, key, value, None, None, causal, align, scale, dropout_p, None, False)
     if not _same(key.shape[-1], query.shape[-1]):
         _refuse("key", f"head dim {key.shape[-1]}", f"{query.shape[-1]} as query")
     if not _same(value.shape[-2], key.shape[-2]):
@@ -374,9 +396,7 @@ def _prepared(
         value = _padded(value)
     if query.shape[-1] == 0:  # all scores are 0
         query, key, scale = _padded(query), _padded(key), 1.0
-    return _Call(
-        query, key, value, "bhsd", bias, attn_mask, causal, align, scale, dropout_p, None, None, lead, empty, None
-    )
+    return _Call(query, key, value, bias, attn_mask, causal, align, scale, dropout_p, lead, empty)
 
 
 def _without_causal_bias(query: Any, key: Any, mask: Any, causal: bool, align: str) -> tuple[Any, bool, str]:
@@ -394,31 +414,20 @@ def _without_causal_bias(query: Any, key: Any, mask: Any, causal: bool, align: s
     return None, True, "bottom_right"
 
 
-def _prepared_nested(
-    query: Any, key: Any, value: Any, attn_mask: Any, causal: bool, align: str, scale: Any, dropout_p: Any, gqa: bool
-) -> _Call:
-    from cynosure import _nested
-
+def _check_nested(query: Any, key: Any, value: Any, attn_mask: Any, gqa: bool) -> None:
     if attn_mask is not None:
         raise ValueError("attn_mask: given with nested tensors, expected None")
     for name, t in (("query", query), ("key", key), ("value", value)):
-        if not t.is_nested:
-            _refuse(name, "a tensor that is not nested", "a jagged one as query, key or value", ValueError)
-        if t.dim() != 4:
-            _refuse(name, f"rank {t.dim()}", "[B, H, j, E]", ValueError)
-    (q, cu_q), (k, cu_k), (v, _) = _nested.tokens(
-        query=query.transpose(1, 2), key=key.transpose(1, 2), value=value.transpose(1, 2)
-    )
-    if not gqa and q.shape[1] != k.shape[1]:
-        _refuse("key", f"{k.shape[1]} heads", f"{q.shape[1]} as query, or enable_gqa=True")
-    return _Call(q, k, v, "thd", None, None, causal, align, scale, dropout_p, cu_q, cu_k, None, False, query)
+        if not t.is_nested or t.layout != torch.jagged:
+            what = f"layout {t.layout}" if t.is_nested else "a tensor that is not nested"
+            _refuse(name, what, "a nested one of layout torch.jagged as query, key or value", ValueError)
+        if t.dim() != 4 or t._ragged_idx != 2:
+            _refuse(name, f"rank {t.dim()}, jagged in dim {t._ragged_idx}", "[B, j, H, E].transpose(1, 2)", ValueError)
+    if not gqa and query.shape[1] != key.shape[1]:
+        _refuse("key", f"{key.shape[1]} heads", f"{query.shape[1]} as query, or enable_gqa=True")
 
 
-def _finished(c: _Call, out: Any) -> Any:
-    if c.nested is not None:
-        from cynosure import _nested
-
-        return _nested.of_tokens(out, c.nested.transpose(1, 2)).transpose(1, 2)
+def _finished(c: _Call, out: Tensor) -> Tensor:
     if c.empty:
         out = out[..., :0]
     return out if c.lead is None else out.reshape(*c.lead, *out.shape[-2:])
@@ -427,17 +436,17 @@ def _finished(c: _Call, out: Any) -> Any:
 _NAMES = {"q": "query", "k": "key", "v": "value", "attn_bias": "attn_mask"}
 
 
-def _checked(*given: Any) -> Any:
+def _checked(*given: Any) -> Tensor:
     """Eager: any call."""
     c = _prepared(*given)
     word, logged, _ = eager_now()
     if logged:
         log.follow_ledger()
     known = _known
-    runtime = (known[1] if known[0] is word else _options_of(word)) & ~_BHSD
+    runtime = known[1] if known[0] is word else _options_of(word)  # with the layout, once more
     word = _allowed(word, _flash_enabled(), _math_enabled(), _cudnn_enabled())
     rest = rest_of(
-        DIMS[c.layout],
+        _BHSD,
         c.causal,
         c.align == "top_left",
         -1,
@@ -450,8 +459,8 @@ def _checked(*given: Any) -> Any:
         c.scale,
         c.dropout_p,
         seed_of_call(c.q) if c.dropout_p else None,
-        c.cu_seqlens_q,
-        c.cu_seqlens_k,
+        None,
+        None,
         -1,
         -1,
         False,
@@ -469,7 +478,7 @@ def _checked(*given: Any) -> Any:
     return _finished(c, out)
 
 
-def _traced(*given: Any) -> Any:
+def _traced(*given: Any) -> Tensor:
     """While torch traces: the operator that names its arguments."""
     c = _prepared(*given)
     word = call("allowed_now", traced_word())
@@ -477,7 +486,7 @@ def _traced(*given: Any) -> Any:
     if error is not None:
         raise ValueError(error)
     seed = draw_seed(c.q) if c.dropout_p else None
-    named: dict[str, Any] = {"layout": c.layout}
+    named: dict[str, Any] = {"layout": "bhsd"}
     for name, value, default in (
         ("align", c.align, "bottom_right"),
         ("dropout_p", c.dropout_p, 0.0),
@@ -490,8 +499,6 @@ def _traced(*given: Any) -> Any:
         ("attn_mask", c.attn_mask),
         ("scale", c.scale),
         ("dropout_seed", seed),
-        ("cu_seqlens_q", c.cu_seqlens_q),
-        ("cu_seqlens_k", c.cu_seqlens_k),
     ):
         if optional is not None:
             named[name] = optional

@@ -19,8 +19,8 @@ import cynosure
 pytest.importorskip("expecttest")  # torch's sample inputs import it
 from torch.testing._internal.common_methods_invocations import op_db
 
-torch_sdpa = torch.nn.functional.scaled_dot_product_attention
-ours = cynosure.scaled_dot_product_attention
+torch_sdpa: Any = torch.nn.functional.scaled_dot_product_attention
+ours: Any = cynosure.scaled_dot_product_attention
 OP = next(op for op in op_db if op.name == "nn.functional.scaled_dot_product_attention")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 TOLERANCE: dict[torch.dtype, dict[str, Any]] = {
@@ -29,6 +29,7 @@ TOLERANCE: dict[torch.dtype, dict[str, Any]] = {
     torch.bfloat16: {"rtol": 2e-2, "atol": 3e-2},
     torch.float16: {"rtol": 4e-3, "atol": 4e-3},
 }
+GRADIENT_TOLERANCE = {torch.float32: 3e-4, torch.float64: 1e-9, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 
 
 def samples(dtype: torch.dtype, requires_grad: bool) -> list[Any]:
@@ -39,6 +40,16 @@ def samples(dtype: torch.dtype, requires_grad: bool) -> list[Any]:
 def leaves_of(sample: Any) -> list[Tensor]:
     found = (sample.input, *sample.args, *sample.kwargs.values())
     return [x for x in found if isinstance(x, Tensor) and x.requires_grad]
+
+
+def in_float64(sample: Any) -> Any:
+    def double(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return x
+        return x.detach().double().requires_grad_(x.requires_grad)
+
+    kwargs = {name: double(x) for name, x in sample.kwargs.items()}
+    return type(sample)(double(sample.input), args=tuple(double(x) for x in sample.args), kwargs=kwargs)
 
 
 def test_signature() -> None:
@@ -74,10 +85,17 @@ def test_torchs_sample_inputs(dtype: torch.dtype) -> None:
         out = ours(sample.input, *sample.args, **sample.kwargs)
         torch.testing.assert_close(out, expected, **TOLERANCE[dtype])
         dout = torch.randn_like(expected)
-        for found, wanted in zip(
-            torch.autograd.grad(out, leaves, dout), torch.autograd.grad(expected, leaves, dout), strict=True
-        ):
-            torch.testing.assert_close(found, wanted, **TOLERANCE[dtype])
+        exact = in_float64(sample)
+        gradients = zip(
+            torch.autograd.grad(out, leaves, dout),
+            torch.autograd.grad(expected, leaves, dout),
+            torch.autograd.grad(torch_sdpa(exact.input, *exact.args, **exact.kwargs), leaves_of(exact), dout.double()),
+            strict=True,
+        )
+        for found, torchs, reference in gradients:
+            # the samples' scores reach hundreds, whose rounding shows in a gradient, in ours as in torch's
+            error, allowed = (found - reference).abs().max(), 1.5 * (torchs - reference).abs().max()
+            assert error <= allowed + GRADIENT_TOLERANCE[dtype], f"{error:.3g}, torch {allowed / 1.5:.3g}: {sample}"
     assert checked > 10
 
 
@@ -153,14 +171,9 @@ def test_masks_broadcast_as_in_torch(shape: tuple[int, ...], kind: str) -> None:
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if kind == "float":
         mask = mask.to(dtype)
-    expected: Tensor | None = None
-    try:
-        expected = torch_sdpa(q, k, v, mask)
-    except Exception:
-        with pytest.raises((RuntimeError, ValueError, IndexError)):
-            ours(q, k, v, mask)
-    if expected is not None:
-        torch.testing.assert_close(ours(q, k, v, mask), expected, **TOLERANCE[dtype])
+    # torch's choice of a kernel trips over a mask of one dim where its math takes it; ours takes it always
+    expected = torch_sdpa(q, k, v, mask if mask.dim() > 1 else mask[None])
+    torch.testing.assert_close(ours(q, k, v, mask), expected, **TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(
@@ -250,7 +263,7 @@ def test_subclasses_and_parameters() -> None:
 def _r(*shape: int, **options: Any) -> Tensor:
     return (
         torch.randn(shape, **options)
-        if options.get("dtype", torch.float32).is_floating_point
+        if options.get("dtype", torch.float32).is_floating_point or options["dtype"].is_complex
         else torch.ones(shape, **options)
     )
 
@@ -277,6 +290,13 @@ ERRORS: dict[str, Callable[[Any], Any]] = {
     "not a tensor": lambda f: f(_r(*Q), _r(*Q), None),
     "scale is text": lambda f: f(*(_r(*Q),) * 3, scale="big"),
     "scale by position": lambda f: f(*(_r(*Q),) * 3, None, 0.0, False, 0.5),
+    "complex": lambda f: f(*(_r(*Q, dtype=torch.complex64),) * 3),
+    "causal is a number": lambda f: f(*(_r(*Q),) * 3, is_causal=1),
+    "gqa is a number": lambda f: f(*(_r(*Q),) * 3, enable_gqa=1),
+    "dropout is None": lambda f: f(*(_r(*Q),) * 3, dropout_p=None),
+    "gqa of two dims": lambda f: f(*(_r(6, 8),) * 3, enable_gqa=True),
+    "mask enlarges the batch": lambda f: f(*(_r(1, 4, 6, 8),) * 3, torch.ones(3, 1, 6, 6)),
+    "mask has more dims": lambda f: f(*(_r(6, 8),) * 3, torch.ones(1, 6, 6)),
     "unknown argument": lambda f: f(*(_r(*Q),) * 3, causal=True),
 }
 
@@ -289,16 +309,17 @@ def test_raises_where_torch_raises(what: str) -> None:
         call(torch_sdpa)
     except Exception as error:
         raised = type(error)
+    if what == "lengths of k and v differ":  # torch's kernel for the CPU reads beyond k; its math raises
+        raised = RuntimeError
     if raised is None:  # torch lets it pass: so do we, with the same result
         torch.manual_seed(0)
         expected = call(torch_sdpa)
         torch.manual_seed(0)
         torch.testing.assert_close(call(ours), expected, rtol=2e-5, atol=5e-5)
         return
-    # ours are ValueErrors where the argument is to blame; code that catches torch's type must still work where it can
-    allowed = (raised, TypeError, ValueError) if raised in (RuntimeError, ValueError) else (raised,)
-    with pytest.raises(allowed) as caught:
+    with pytest.raises(raised) as caught:
         call(ours)
+    assert type(caught.value) is raised
     assert str(caught.value)
 
 
