@@ -136,9 +136,10 @@ class MainJob:
         from cynosure._demo.training import Training
 
         corpus = texts.standard_library()
+        functions = len(corpus.train) + len(corpus.held_out)
         yield text(
-            f"{corpus.folder}/*.py: {corpus.files} files, {corpus.size / 1e6:.1f} MB, "
-            f"{len(corpus.train) + len(corpus.held_out):,} functions of {texts.SHORTEST} to {texts.LONGEST} bytes.",
+            f"{corpus.files} files, {corpus.size / 1e6:.1f} MB, {functions:,} functions of "
+            f"{texts.SHORTEST} to {texts.LONGEST} bytes, from {corpus.folder}.",
             "dim",
         )
         yield text(

@@ -35,7 +35,7 @@ def run(*command: str | Path) -> str:
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not on the path")
 @pytest.mark.skipif(not any(shutil.which(name) for name in ("c++", "g++", "clang++")), reason="no C++ compiler")
 def test_a_cpp_program_runs_the_package(tmp_path: Path) -> None:
-    """The slowest test of all: AOTInductor compiles the model, CMake the program. About half a minute."""
+    """The slowest test of all: AOTInductor compiles the model, CMake the program. About a minute."""
     run(sys.executable, "export.py", "--out", tmp_path)
     run("cmake", "-S", ".", "-B", tmp_path, f"-DPython_EXECUTABLE={sys.executable}")
     run("cmake", "--build", tmp_path)
