@@ -100,101 +100,99 @@ def attention(
         ValueError, TypeError: naming the argument, what it is and what is allowed.
         NoBackendError: where no backend may run the call; the message has every reason.
     """
-    try:
-        dims = DIMS.get(layout) if isinstance(layout, str) else None
-        if dims is None:
-            raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(DIMS)}")
-        if causal is not True and causal is not False:
-            causal = _truth("causal", causal)
-        if not (isinstance(softcap, float) and isinstance(dropout_p, float) and (scale is None or isinstance(scale, float))):
-            softcap, dropout_p = _number("softcap", softcap), _number("dropout_p", dropout_p)
-            scale = None if scale is None else _number("scale", scale)
-        if attn_mask is not None and attn_mask.dim() < 4:
-            attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
-        if _is_any_autocast_enabled():
-            q, k, v, attn_bias, attn_mask, sinks = _autocast(q.device.type, q, k, v, attn_bias, attn_mask, sinks)
-        plain = (
-            attn_bias is None
-            and attn_mask is None
-            and alibi_slopes is None
-            and sinks is None
-            and dropout_p == 0.0
-            and seqlens_q is None
-            and seqlens_k is None
-            and dims != 3
-            and not return_lse
-            and max_seqlen_q is None
-            and max_seqlen_k is None
+    dims = DIMS.get(layout) if isinstance(layout, str) else None
+    if dims is None:
+        raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(DIMS)}")
+    if causal is not True and causal is not False:
+        causal = _truth("causal", causal)
+    if not (isinstance(softcap, float) and isinstance(dropout_p, float) and (scale is None or isinstance(scale, float))):
+        softcap, dropout_p = _number("softcap", softcap), _number("dropout_p", dropout_p)
+        scale = None if scale is None else _number("scale", scale)
+    if isinstance(attn_mask, torch.Tensor) and attn_mask.dim() < 4:
+        attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
+    if _is_any_autocast_enabled():
+        q, k, v, attn_bias, attn_mask, sinks = _autocast(q.device.type, q, k, v, attn_bias, attn_mask, sinks)
+    plain = (
+        attn_bias is None
+        and attn_mask is None
+        and alibi_slopes is None
+        and sinks is None
+        and dropout_p == 0.0
+        and seqlens_q is None
+        and seqlens_k is None
+        and dims != 3
+        and not return_lse
+        and max_seqlen_q is None
+        and max_seqlen_k is None
+    )
+    if window_size is not _no_limits and window_size != _no_limits:
+        _check_window(window_size)
+    if align != "bottom_right" and align != "top_left":
+        raise ValueError(f"align: got {align!r}, expected 'bottom_right' or 'top_left'")
+    if lse_grad and not return_lse:
+        raise ValueError("lse_grad: got True without return_lse, expected return_lse=True too")
+    lengths_q, lengths_k = seqlens_q, seqlens_k
+    if dims == 3:
+        if seqlens_q is not None or seqlens_k is not None:
+            raise ValueError("seqlens_q, seqlens_k: given with layout 'thd', expected cu_seqlens_q and cu_seqlens_k")
+        lengths_q, lengths_k = cu_seqlens_q, cu_seqlens_k
+    elif cu_seqlens_q is not None or cu_seqlens_k is not None:
+        raise ValueError(f"cu_seqlens_q, cu_seqlens_k: given with layout {layout!r}, expected only with 'thd'")
+    if max_seqlen_q is not None or max_seqlen_k is not None:
+        _check_bound("max_seqlen_q", max_seqlen_q)
+        _check_bound("max_seqlen_k", max_seqlen_k)
+    if isinstance(alibi_slopes, torch.Tensor) and alibi_slopes.requires_grad and is_grad_enabled():
+        raise ValueError(
+            "alibi_slopes: requires a gradient, which no backend has; pass alibi_slopes.detach(), or what they add as "
+            "attn_bias, which has one"
         )
-        if window_size is not _no_limits and window_size != _no_limits:
-            _check_window(window_size)
-        if align != "bottom_right" and align != "top_left":
-            raise ValueError(f"align: got {align!r}, expected 'bottom_right' or 'top_left'")
-        if lse_grad and not return_lse:
-            raise ValueError("lse_grad: got True without return_lse, expected return_lse=True too")
-        lengths_q, lengths_k = seqlens_q, seqlens_k
-        if dims == 3:
-            if seqlens_q is not None or seqlens_k is not None:
-                raise ValueError("seqlens_q, seqlens_k: given with layout 'thd', expected cu_seqlens_q and cu_seqlens_k")
-            lengths_q, lengths_k = cu_seqlens_q, cu_seqlens_k
-        elif cu_seqlens_q is not None or cu_seqlens_k is not None:
-            raise ValueError(f"cu_seqlens_q, cu_seqlens_k: given with layout {layout!r}, expected only with 'thd'")
-        if max_seqlen_q is not None or max_seqlen_k is not None:
-            _check_bound("max_seqlen_q", max_seqlen_q)
-            _check_bound("max_seqlen_k", max_seqlen_k)
-        if alibi_slopes is not None and alibi_slopes.requires_grad and is_grad_enabled():
-            raise ValueError(
-                "alibi_slopes: requires a gradient, which no backend has; pass alibi_slopes.detach(), or what they add as "
-                "attn_bias, which has one"
-            )
-
-        if compiling():
-            word = traced_word()
-            if not (isinstance(backend, str) and backend == "auto") or policy is not None:
-                kind, names = (backend.kind, backend.names) if isinstance(backend, Contract) else (None, backend)
-                word, error, wrong_type = _word_with(word, kind, names, policy, None, None, None)
-                if error is not None:
-                    raise (TypeError(error) if wrong_type else ValueError(error))
-            runtime, error = call(
-                "runtime_options", ENVIRONMENT.get(b"CYNOSURE_CPU_ISA"), ENVIRONMENT.get(b"CYNOSURE_CHECK")
-            )
+    if compiling():
+        word = traced_word()
+        if not (isinstance(backend, str) and backend == "auto") or policy is not None:
+            kind, names = (backend.kind, backend.names) if isinstance(backend, Contract) else (None, backend)
+            word, error, wrong_type = _word_with(word, kind, names, policy, None, None, None)
             if error is not None:
-                raise ValueError(error)
-            if dropout_p and dropout_seed is None:
-                dropout_seed = draw_seed(q)
-            given: dict[str, Any] = {}
-            for name, value, default in (
-                ("layout", layout, "bshd"),
-                ("align", align, "bottom_right"),
-                ("window_left", window_size[0], -1),
-                ("window_right", window_size[1], -1),
-                ("softcap", softcap, 0.0),
-                ("dropout_p", dropout_p, 0.0),
-                ("return_lse", return_lse, False),
-                ("lse_grad", lse_grad, False),
-                ("runtime", runtime, 0),
-            ):
-                if value != default:
-                    given[name] = value
-            for name, optional in (
-                ("attn_bias", attn_bias),
-                ("attn_mask", attn_mask),
-                ("alibi_slopes", alibi_slopes),
-                ("sinks", sinks),
-                ("scale", scale),
-                ("dropout_seed", dropout_seed),
-                ("seqlens_q", seqlens_q),
-                ("seqlens_k", seqlens_k),
-                ("cu_seqlens_q", cu_seqlens_q),
-                ("cu_seqlens_k", cu_seqlens_k),
-                ("max_seqlen_q", max_seqlen_q),
-                ("max_seqlen_k", max_seqlen_k),
-            ):
-                if optional is not None:
-                    given[name] = optional
-            out, lse = surface(q, k, v, word, causal, **given)
-            return (out, lse) if return_lse else out
-
+                raise (TypeError(error) if wrong_type else ValueError(error))
+        runtime, error = call(
+            "runtime_options", ENVIRONMENT.get(b"CYNOSURE_CPU_ISA"), ENVIRONMENT.get(b"CYNOSURE_CHECK")
+        )
+        if error is not None:
+            raise ValueError(error)
+        if dropout_p and dropout_seed is None:
+            dropout_seed = draw_seed(q)
+        given: dict[str, Any] = {}
+        for name, value, default in (
+            ("layout", layout, "bshd"),
+            ("align", align, "bottom_right"),
+            ("window_left", window_size[0], -1),
+            ("window_right", window_size[1], -1),
+            ("softcap", softcap, 0.0),
+            ("dropout_p", dropout_p, 0.0),
+            ("return_lse", return_lse, False),
+            ("lse_grad", lse_grad, False),
+            ("runtime", runtime, 0),
+        ):
+            if value != default:
+                given[name] = value
+        for name, optional in (
+            ("attn_bias", attn_bias),
+            ("attn_mask", attn_mask),
+            ("alibi_slopes", alibi_slopes),
+            ("sinks", sinks),
+            ("scale", scale),
+            ("dropout_seed", dropout_seed),
+            ("seqlens_q", seqlens_q),
+            ("seqlens_k", seqlens_k),
+            ("cu_seqlens_q", cu_seqlens_q),
+            ("cu_seqlens_k", cu_seqlens_k),
+            ("max_seqlen_q", max_seqlen_q),
+            ("max_seqlen_k", max_seqlen_k),
+        ):
+            if optional is not None:
+                given[name] = optional
+        out, lse = surface(q, k, v, word, causal, **given)
+        return (out, lse) if return_lse else out
+    try:
         word, logged, _ = eager_now()
         if logged:
             log.follow_ledger()
@@ -261,21 +259,20 @@ def attention(
         )
         return (out, lse) if return_lse else out
     except (AttributeError, TypeError, RuntimeError):
-        if not compiling():
-            _name_what_is_wrong(
-                {"q": q, "k": k, "v": v},
-                {
-                    "attn_bias": attn_bias,
-                    "attn_mask": attn_mask,
-                    "alibi_slopes": alibi_slopes,
-                    "sinks": sinks,
-                    "dropout_seed": dropout_seed,
-                    "seqlens_q": seqlens_q,
-                    "seqlens_k": seqlens_k,
-                    "cu_seqlens_q": cu_seqlens_q,
-                    "cu_seqlens_k": cu_seqlens_k,
-                },
-            )
+        _name_what_is_wrong(
+            {"q": q, "k": k, "v": v},
+            {
+                "attn_bias": attn_bias,
+                "attn_mask": attn_mask,
+                "alibi_slopes": alibi_slopes,
+                "sinks": sinks,
+                "dropout_seed": dropout_seed,
+                "seqlens_q": seqlens_q,
+                "seqlens_k": seqlens_k,
+                "cu_seqlens_q": cu_seqlens_q,
+                "cu_seqlens_k": cu_seqlens_k,
+            },
+        )
         raise
 
 
@@ -307,6 +304,13 @@ def _check_bound(name: str, value: Any) -> None:
         raise ValueError(f"{name}: got {value}, expected 0 or more")
 
 
+_EXPECTED = {
+    "dropout_seed": "an int64 tensor [2]: seed, offset",
+    "seqlens_q": "an int32 tensor [batch]",
+    "seqlens_k": "an int32 tensor [batch]",
+    "cu_seqlens_q": "an int32 tensor [batch + 1]",
+    "cu_seqlens_k": "an int32 tensor [batch + 1]",
+}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -316,7 +320,8 @@ def _name_what_is_wrong(inputs: dict[str, Any], optional: dict[str, Any]) -> Non
         if value is None and name in optional:
             continue
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{name}: got {type(value).__name__}, expected a tensor") from None
+            expected = _EXPECTED.get(name, "a tensor")
+            raise TypeError(f"{name}: got {type(value).__name__}, expected {expected}") from None
         if value.layout is not torch.strided and not value.is_nested:
             raise ValueError(f"{name}: got layout {value.layout}, expected a dense tensor (torch.strided)") from None
         if name in inputs and value.dtype not in _DTYPES:
@@ -335,7 +340,7 @@ def _check_window(window_size: Any) -> None:
 
 def _autocast(device: str, q: Any, k: Any, v: Any, attn_bias: Any, attn_mask: Any, sinks: Any) -> Any:
     """As autocast does for SDPA: floating tensors that are not float64 take its dtype. Float32 sinks may stay."""
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    if device == "meta" or not torch.is_autocast_enabled(device):  # which torch cannot be asked for meta tensors
         return q, k, v, attn_bias, attn_mask, sinks
     dtype = torch.get_autocast_dtype(device)
     return tuple(

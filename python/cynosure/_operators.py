@@ -402,6 +402,9 @@ def _surface(
 ) -> tuple[Any, Any]:
     """The kernel of `cynosure::attention`."""
     ragged = layout == "thd"
+    for name, bound in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        if type(bound) is int and bound < 0:
+            raise ValueError(f"{name}: got {bound}, expected 0 or more")
     rest = rest_of(
         DIMS[layout],
         causal,

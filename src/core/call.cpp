@@ -19,6 +19,11 @@ std::string text(const Table& names, Value value) {
   return std::string(names.at(static_cast<std::size_t>(value)));
 }
 
+std::string dtype_of(const TensorInfo& t) {
+  if (t.element == Element::other && !t.other_name.empty()) return std::string(t.other_name);
+  return text(kElementNames, t.element);
+}
+
 std::string shape_of(const TensorInfo& t) {
   std::string shape = "[";
   for (std::int8_t i = 0; i < t.rank && i < 4; ++i) {
@@ -93,9 +98,9 @@ class Checker {
         return value(name, "rank " + std::to_string(t->rank) + ", need " + std::to_string(rank) + " for layout '" +
                                text(kDimsNames, c_.dims) + "'");
       if (!floating(t->element))
-        return type(name, "got " + text(kElementNames, t->element) + ", expected float32, bfloat16, float16 or float64");
+        return type(name, "got " + dtype_of(*t) + ", expected float32, bfloat16, float16 or float64");
       if (t->element != c_.q.element)
-        return type(name, "got " + text(kElementNames, t->element) + ", expected " +
+        return type(name, "got " + dtype_of(*t) + ", expected " +
                               text(kElementNames, c_.q.element) + " as q");
       if (!same_device(name, *t)) return false;
     }
@@ -149,7 +154,7 @@ class Checker {
 
   bool integers(std::string_view name, const TensorInfo& t, std::int64_t count, std::string_view what) {
     if (t.element != Element::int32)
-      return type(name, "got " + text(kElementNames, t.element) + ", expected int32");
+      return type(name, "got " + dtype_of(t) + ", expected int32");
     if (t.rank != 1 || differ(t.sizes[0], count))
       return value(name, "shape " + shape_of(t) + ", expected " + std::string(what) +
                              (known(count) ? " = [" + std::to_string(count) + "]" : ""));
@@ -196,7 +201,7 @@ class Checker {
   bool terms() {
     const auto float32_or_own = [&](std::string_view name, const TensorInfo& t, std::string_view also) {
       if (t.element == c_.q.element || t.element == Element::float32) return true;
-      return type(name, "got " + text(kElementNames, t.element) + ", expected " + std::string(also) +
+      return type(name, "got " + dtype_of(t) + ", expected " + std::string(also) +
                             text(kElementNames, c_.q.element) + " as q" +
                             (c_.q.element == Element::float32 ? "" : ", or float32"));
     };
@@ -213,7 +218,7 @@ class Checker {
       const TensorInfo& t = c_.alibi_slopes;
       if (c_.attn_bias.given) return value("alibi_slopes", "given together with attn_bias, expected one of them");
       if (t.element != Element::float32)
-        return type("alibi_slopes", "got " + text(kElementNames, t.element) + ", expected float32");
+        return type("alibi_slopes", "got " + dtype_of(t) + ", expected float32");
       const std::int64_t batch = sizes_of(c_).batch;
       const bool good = (t.rank == 1 && !differ(t.sizes[0], heads)) ||
                         (t.rank == 2 && !differ(t.sizes[0], batch) && !differ(t.sizes[1], heads));
@@ -236,7 +241,7 @@ class Checker {
     if (!t.given)
       return c_.dropout_p == 0 || value("dropout_seed", "missing with dropout_p > 0, expected int64 [2]: seed, offset");
     if (t.element != Element::int64)
-      return type("dropout_seed", "got " + text(kElementNames, t.element) + ", expected int64");
+      return type("dropout_seed", "got " + dtype_of(t) + ", expected int64");
     if (t.rank != 1 || differ(t.sizes[0], 2))
       return value("dropout_seed", "shape " + shape_of(t) + ", expected [2]: seed, offset");
     return same_device("dropout_seed", t);

@@ -23,9 +23,10 @@ TensorInfo tensor_info(nb::handle object) {
   if (object.is_none()) return info;
   const auto row = nb::cast<nb::tuple>(object);
   info.given = true;
-  const auto name = nb::cast<std::string>(row[0]);
+  const std::string_view name = nb::cast<nb::str>(row[0]).c_str();  // lives as long as the tuple
   for (std::size_t i = 0; i < kElementNames.size(); ++i)
     if (kElementNames[i] == name) info.element = static_cast<Element>(i);
+  info.other_name = name;
   const auto sizes = nb::cast<nb::tuple>(row[1]);
   info.rank = static_cast<std::int8_t>(sizes.size());
   for (std::size_t i = 0; i < sizes.size() && i < 4; ++i) info.sizes[i] = nb::cast<std::int64_t>(sizes[i]);

@@ -22,12 +22,28 @@ Element element_of(std::int32_t dtype) {
   return Element::other;
 }
 
+std::string_view other_name(std::int32_t dtype) {
+  const std::array<std::pair<std::int32_t, std::string_view>, 9> names{{{aoti_torch_dtype_uint8(), "uint8"},
+                                                                        {aoti_torch_dtype_int8(), "int8"},
+                                                                        {aoti_torch_dtype_int16(), "int16"},
+                                                                        {aoti_torch_dtype_complex32(), "complex32"},
+                                                                        {aoti_torch_dtype_complex64(), "complex64"},
+                                                                        {aoti_torch_dtype_complex128(), "complex128"},
+                                                                        {aoti_torch_dtype_float8_e5m2(), "float8_e5m2"},
+                                                                        {aoti_torch_dtype_float8_e4m3fn(), "float8_e4m3fn"},
+                                                                        {aoti_torch_dtype_uint16(), "uint16"}}};
+  for (const auto& [code, name] : names)
+    if (code == dtype) return name;
+  return {};
+}
+
 TensorInfo info_of(const Tensor& t) {
   TensorInfo info{.given = true,
                   .element = element_of(dtype(t)),
                   .rank = static_cast<std::int8_t>(std::min<std::int64_t>(rank(t), 127)),
                   .device_kind = static_cast<std::int16_t>(device_type(t)),
                   .device_index = static_cast<std::int16_t>(device_index(t))};
+  if (info.element == Element::other) info.other_name = other_name(dtype(t));
   std::copy_n(sizes(t), std::min<std::int64_t>(info.rank, 4), info.sizes.begin());
   return info;
 }

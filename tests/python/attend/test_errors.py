@@ -285,7 +285,7 @@ BAD: dict[str, Bad] = {
     "flash2 or flash3": Bad(lambda: good(backend=["flash2", "flash3"]), NoBackendError, r"flash2", r"flash3"),
     "float8": Bad(
         lambda: {name: q_(*Q, dtype=torch.float8_e4m3fn) for name in "qkv"},
-        (NoBackendError, ValueError),
+        (TypeError, ValueError),
         r"float8_e4m3",
         r"float32",
     ),
@@ -413,7 +413,7 @@ resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
 HUGE: dict[str, str] = {
     # 2^31 elements and more of one number each, by stride 0
     "keys": "x = torch.zeros(1, 1, 1, 1).expand(1, 2**31, 1, 1); q = torch.zeros(1, 1, 1, 1); f = (q, x, x)",
-    "heads": "x = torch.zeros(1, 1, 1, 1).expand(1, 1, 2**31, 1); f = (x, x, x)",
+    "heads": "x = torch.zeros(1, 1, 1, 1).expand(1, 3, 2**31 - 1, 1); f = (x, x, x)",
     "batch": "x = torch.zeros(1, 1, 1, 1).expand(2**33, 1, 1, 1); f = (x, x, x)",
     "head dim": "x = torch.zeros(1, 1, 1, 1).expand(1, 1, 1, 2**31); f = (x, x, x)",
     "everything": "x = torch.zeros(1, 1, 1, 1).expand(2**15, 2**15, 2**15, 2**15); f = (x, x, x)",
