@@ -427,7 +427,9 @@ class TestMatrix:
         found = run_json(capsys, *self.ARGV, "--seqlen-q", "1", "--json")
         assert "1 query" in found["call"]
 
-    def test_nothing_built(self, capsys: Capture, tmp_path: Path) -> None:
+    def test_nothing_built(self, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        bare = cynosure.Device.this().replace(built=[])
+        monkeypatch.setattr(cynosure.Device, "this", lambda index=None: bare)
         assert "no backend" in run(capsys, "matrix", "--html", str(tmp_path / "m.html")) + run(capsys, "matrix")
 
 
