@@ -23,7 +23,7 @@ inline constexpr std::array<std::string_view, 8> kElementNames{"bfloat16", "floa
 struct TensorInfo {
   bool given = false;
   Element element = Element::other;
-  std::string_view other_name;            ///< for messages, where the element is `other`
+  std::string_view other_name{};           ///< for messages, where the element is `other`
   std::int8_t rank = 0;                   ///< true rank; sizes hold the first four
   std::array<std::int64_t, 4> sizes{};
   std::int16_t device_kind = 0;           ///< torch's DeviceType
