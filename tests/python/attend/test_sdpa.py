@@ -189,6 +189,38 @@ def test_a_mask_that_wants_a_gradient(shape: tuple[int, ...]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [(6, 10), (3, 2, 4, 6, 10), (3, 1, 4, 6, 10), (1, 2, 1, 6, 10), (2, 4, 6, 1), (1, 1, 1, 1, 10), (4, 1, 10)],
+    ids=str,
+)
+@pytest.mark.parametrize("boolean", [False, True])
+def test_masks_of_five_dims(shape: tuple[int, ...], boolean: bool) -> None:
+    mask = torch.randn(shape)
+    both(torch.randn(3, 2, 4, 6, 8), *torch.randn(2, 3, 2, 4, 10, 8), mask > -1 if boolean else mask)
+    both(torch.randn(3, 1, 4, 6, 8), torch.randn(1, 2, 1, 10, 8), torch.randn(1, 2, 4, 10, 8), mask)
+
+
+@pytest.mark.parametrize("shape", [(), (10,), (6, 10), (4, 1, 10), (1, 6, 1)], ids=str)
+def test_masks_of_three_dims(shape: tuple[int, ...]) -> None:
+    both(torch.randn(4, 6, 8), torch.randn(4, 10, 8), torch.randn(1, 10, 16), torch.randn(shape))
+
+
+@pytest.mark.parametrize(("lq", "lk"), [(3, 6), (6, 3), (4, 4)])
+@pytest.mark.filterwarnings("ignore:Lower right causal bias")
+def test_causal_bias(lq: int, lk: int) -> None:
+    from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+    q, k, v = torch.randn(2, 4, lq, 8), torch.randn(2, 4, lk, 8), torch.randn(2, 4, lk, 8)
+    for bias in (causal_lower_right(lq, lk), causal_upper_left(lq, lk)):
+        both(q, k, v, bias)
+        with pytest.raises(ValueError, match="CausalBias together with is_causal"):
+            ours(q, k, v, bias, is_causal=True)
+    if lq != lk:
+        with pytest.raises(RuntimeError, match="CausalBias of 2 and 9"):
+            ours(q, k, v, causal_lower_right(2, 9))
+
+
 def test_rows_that_attend_nothing_are_zero() -> None:
     q, k, v = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 10, 8), torch.randn(1, 2, 10, 8)
     mask = torch.rand(6, 10) < 0.5
@@ -202,6 +234,10 @@ def test_enable_gqa(group: int) -> None:
     q, k, v = torch.randn(2, 2 * group, 7, 16), torch.randn(2, 2, 9, 16), torch.randn(2, 2, 9, 16)
     both(q, k, v, enable_gqa=True)
     both(q, k, v, is_causal=True, enable_gqa=True)
+    both(q[0], k[0], v[0], torch.randn(2 * group, 7, 9), enable_gqa=True)
+    both(*(x.unflatten(0, (1, 2)) for x in (q, k, v)), torch.randn(2, 1, 7, 9), enable_gqa=True)
+    both(q[:1], k, v, enable_gqa=True)
+    both(q[0], k, v.repeat_interleave(group, 1), enable_gqa=True)
 
 
 @pytest.mark.parametrize("scale", [None, 0.5, 1, -0.3, 0.0])
@@ -223,6 +259,14 @@ def test_scale(scale: float | None) -> None:
         ((2, 4, 0, 16), (2, 4, 9, 16), (2, 4, 9, 16)),
         ((2, 4, 7, 16), (2, 4, 0, 16), (2, 4, 0, 16)),
         ((2, 0, 7, 16), (2, 0, 9, 16), (2, 0, 9, 16)),
+        ((2, 4, 7, 0), (2, 4, 9, 0), (2, 4, 9, 16)),
+        ((2, 4, 7, 16), (2, 4, 9, 16), (2, 4, 9, 0)),
+        ((3, 0, 4, 7, 16), (3, 0, 4, 9, 16), (3, 0, 4, 9, 16)),
+        ((0, 7, 16), (0, 9, 16), (0, 9, 16)),
+        ((2, 4, 7, 16), (2, 1, 9, 16), (2, 1, 9, 16)),
+        ((2, 4, 7, 16), (2, 1, 9, 16), (2, 4, 9, 16)),
+        ((2, 4, 7, 16), (9, 16), (4, 9, 16)),
+        ((4, 7, 16), (4, 9, 16), (3, 4, 9, 16)),
     ],
     ids=str,
 )
@@ -384,6 +428,53 @@ def test_nothing_left_raises_as_torch_does() -> None:
         with pytest.raises(cynosure.NoBackendError) as caught:
             ours(q, q, q)
     assert "unfused" in str(caught.value)
+
+
+@pytest.mark.parametrize("compiled_too", [False, True])
+def test_autocast(compiled: Any, compiled_too: bool) -> None:
+    q, k, v = torch.randn(2, 4, 6, 8), torch.randn(2, 4, 10, 8).bfloat16(), torch.randn(2, 4, 10, 8)
+    run = compiled(ours) if compiled_too else ours
+    for mask in (None, torch.randn(6, 10), torch.rand(6, 10) < 0.7):
+        with torch.autocast("cpu", torch.bfloat16):
+            out, expected = run(q, k, v, mask), torch_sdpa(q, k, v, mask)
+        assert out.dtype == torch.bfloat16
+        torch.testing.assert_close(out, expected, **TOLERANCE[torch.bfloat16])
+
+
+def test_a_compiled_function_sees_the_switches_change_outside_of_its_own(compiled: Any) -> None:
+    """The switches are read once more behind a context that the function itself enters and leaves."""
+    q = torch.randn(2, 2, 9, 16)
+
+    def function(x: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            x = ours(x, x, x)
+        return x + ours(x, x, x)  # type: ignore[no-any-return]
+
+    run = compiled(function)
+    for outside in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+        with sdpa_kernel(outside), Ran() as found:
+            run(q)
+        assert dict(found.counts) == ({"unfused": 2} if outside == SDPBackend.MATH else {"unfused": 1, "cpu": 1})
+    assert run.graphs == 2
+
+
+@pytest.mark.parametrize("what", ["plain", "causal", "bool mask", "float mask", "gqa", "causal where longer than 1"])
+def test_one_graph_for_all_lengths(compiled: Any, what: str) -> None:
+    def function(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+        causal = q.shape[2] > 1 if what == "causal where longer than 1" else what == "causal"
+        term = mask > 0 if what == "bool mask" else mask if what == "float mask" else None
+        return ours(q, k, k, term, is_causal=causal, enable_gqa=what == "gqa")  # type: ignore[no-any-return]
+
+    run = compiled(function)
+    for batch, length in ((2, 5), (3, 11), (7, 4), (5, 64)):
+        q, k = torch.randn(batch, 6, length, 8), torch.randn(batch, 3 if what == "gqa" else 6, length + 9, 8)
+        mask = torch.randn(batch, 1, length, length + 9)
+        for x in (q, k, mask):
+            torch._dynamo.mark_dynamic(x, 0)
+            torch._dynamo.mark_dynamic(x, 2)
+        torch._dynamo.mark_dynamic(mask, 3)
+        torch.testing.assert_close(run(q, k, mask), function(q, k, mask))
+    assert run.graphs == 1
 
 
 def test_the_switches_inside_a_compiled_function(compiled: Any) -> None:
