@@ -7,6 +7,7 @@ torch's differentiable operations. Elsewhere the backend computes them, and aski
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +46,25 @@ def backward(
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     saved = (q, k, v, *rest[:7])
     if _decision(saved, rest[7:]) is Backend.unfused:
+        dtensor: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+        if dtensor is not None and isinstance(q, dtensor):
+            return _of_dtensors(dtensor, saved, rest[7:], grad_out, grad_lse)
         return _Call.of(saved, rest[7:]).gradients(grad_out, grad_lse)
     return tuple(Gradients.of(grad_out, grad_lse, q, k, v, out, lse, *rest))
+
+
+def _of_dtensors(dtensor: Any, saved: Any, rest: Any, grad_out: Any, grad_lse: Any) -> tuple[Any, ...]:
+    """On whole tensors, the same on every rank: DTensor's matmul takes no sharded heads."""
+    from torch.distributed.tensor import Replicate
+
+    mesh = saved[0].device_mesh
+
+    def whole(t: Any) -> Any:
+        return t.full_tensor() if isinstance(t, dtensor) else t
+
+    grads = _Call.of(tuple([whole(t) for t in saved]), rest).gradients(whole(grad_out), whole(grad_lse))
+    replicated = [Replicate()] * mesh.ndim
+    return tuple([None if g is None else dtensor.from_local(g, mesh, replicated, run_check=False) for g in grads])
 
 
 def _decision(saved: Any, rest: Any) -> Backend | None:
@@ -192,7 +210,7 @@ class _Call:
 
         def by_group(t: Tensor) -> Tensor:
             """The heads of a group as rows of their key head."""
-            return t.reshape(batch, kv_heads, -1, t.shape[3])
+            return t if heads == kv_heads else t.reshape(batch, kv_heads, -1, t.shape[3])
 
         # the scores
         s = (by_group(q * scale) @ k.transpose(2, 3)).reshape(batch, heads, rows, keys)
