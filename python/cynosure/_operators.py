@@ -37,7 +37,7 @@ if not OPERATORS.exists():
         "newer was not there when it was built. Install torch, then: pip install --no-build-isolation cynosure"
     )
 torch.ops.load_library(str(OPERATORS))
-_library = torch.library.Library("cynosure", "FRAGMENT")  # noqa: TOR901  # lives as long as this module
+_library = torch.library.Library("cynosure", "FRAGMENT")  # lives as long as this module
 _library.define("draw_seed(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 
 transforms_active = torch._C._are_functorch_transforms_active
@@ -141,7 +141,7 @@ def _dense(like: Any, dims: int, rows: Any, heads: Any, width: Any) -> Any:
     return out.transpose(1, 2) if dims == 2 else out
 
 
-@torch.library.register_fake("cynosure::attention_forward")
+@torch.library.register_fake("cynosure::attention_forward")  # type: ignore[untyped-decorator]
 def _fake_forward(q: Any, k: Any, v: Any, *rest: Any) -> tuple[Any, Any]:
     _check(q, k, v, *rest)
     options = rest[-2]
@@ -157,7 +157,7 @@ def _fake_forward(q: Any, k: Any, v: Any, *rest: Any) -> tuple[Any, Any]:
     return out, q.new_empty(shape, dtype=torch.float32)
 
 
-@torch.library.register_fake("cynosure::attention_backward")
+@torch.library.register_fake("cynosure::attention_backward")  # type: ignore[untyped-decorator]
 def _fake_backward(
     grad_out: Any, grad_lse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any
 ) -> tuple[Any, ...]:
@@ -172,7 +172,7 @@ def _fake_backward(
     return tuple(grads)
 
 
-@torch.library.register_fake("cynosure::draw_seed")
+@torch.library.register_fake("cynosure::draw_seed")  # type: ignore[untyped-decorator]
 def _fake_draw_seed(like: Any) -> Any:
     return like.new_empty((2,), dtype=torch.int64)
 
@@ -194,7 +194,7 @@ class Attention(torch.autograd.Function):
     """The raw pair as one differentiable call. Arguments: q, k, v, attn_bias, attn_mask, sinks, rest."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, attn_bias: Any, attn_mask: Any, sinks: Any, rest: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, q: Any, k: Any, v: Any, attn_bias: Any, attn_mask: Any, sinks: Any, rest: Any) -> Any:
         """The raw forward: (out, lse)."""
         out, lse = raw_forward(q, k, v, *rest)
         ctx.save_for_backward(q, k, v, out, lse, *rest[:_REST_TENSORS])
@@ -205,7 +205,7 @@ class Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
         """The raw backward; a second derivative goes by way of `unfused`, or raises."""
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         if grad_out is None and grad_lse is None:
@@ -227,7 +227,7 @@ class PlainAttention(torch.autograd.Function):
     """The same without optional tensors, and the output alone: what most calls are, at less cost."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, rest: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, q: Any, k: Any, v: Any, rest: Any) -> Any:
         """The raw forward: out."""
         out, lse = raw_forward(q, k, v, *rest)
         ctx.save_for_backward(q, k, v, out, lse)
@@ -235,7 +235,7 @@ class PlainAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_out: Any) -> Any:
         """The raw backward, or as in Attention."""
         q, k, v, out, lse = ctx.saved_tensors
         if torch.is_grad_enabled():
@@ -258,7 +258,7 @@ def _differentiable_backward(
 
 
 # Function.apply without its Python part, which looks for functorch's transforms: those take another way (_transforms).
-apply_plain = super(torch.autograd.Function, PlainAttention).apply  # type: ignore[misc]
+apply_plain = super(torch.autograd.Function, PlainAttention).apply
 
 
 def rest_of(
@@ -365,10 +365,10 @@ def _run(q: Any, k: Any, v: Any, rest: tuple[Any, ...]) -> tuple[Any, Any]:
             if rest[-2] & RETURN_LSE and q.device.type == "cpu":
                 bits |= LSE_GRAD  # both backends of the CPU have it
             rest = (*rest[:-2], rest[-2] | bits, rest[-1])
-            result: tuple[Any, Any] = Attention.apply(q, k, v, attn_bias, attn_mask, sinks, rest)
-            return result
-    result = raw_forward(q, k, v, *rest)
-    return result
+            of_gradients: tuple[Any, Any] = Attention.apply(q, k, v, attn_bias, attn_mask, sinks, rest)
+            return of_gradients
+    alone: tuple[Any, Any] = raw_forward(q, k, v, *rest)
+    return alone
 
 
 def _surface(
