@@ -278,7 +278,7 @@ def attention(
 
 def _truth(name: str, value: Any) -> bool:
     """A comparison of symbolic lengths, while tracing; nothing else but a bool."""
-    if compiling() and not isinstance(value, (torch.Tensor, int, float, str)):
+    if compiling() and isinstance(value, torch.SymBool):
         return True if value else False  # noqa: SIM210  # bool() of it does not trace
     raise ValueError(f"{name}: got {value!r}, expected True or False")
 

@@ -49,9 +49,9 @@ Tensor no(const Tensor& t) { return aten("aten::logical_not", "", t); }
 Tensor masked_fill(const Tensor& t, const Tensor& mask, double value) {
   return aten("aten::masked_fill", "Tensor", t, mask, number(value));
 }
-/// Between 0 and `last`.
+/// Between 0 and `last`. (clamp takes no number from another device.)
 Tensor clamp(const Tensor& t, std::int64_t last) {
-  return aten("aten::clamp", "Tensor", t, OptionalTensor(number(std::int64_t{0})), OptionalTensor(number(last)));
+  return aten("aten::minimum", "", maximum(t, number(std::int64_t{0})), number(last));
 }
 Tensor transpose(const Tensor& t, std::int64_t a, std::int64_t b) { return aten("aten::transpose", "int", t, a, b); }
 Tensor permute(const Tensor& t, const Sizes& order) { return aten("aten::permute", "", t, order); }
