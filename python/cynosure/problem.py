@@ -22,9 +22,11 @@ def _bias_shape(shape: Any) -> str:
     """The word for a shape, "1hss" for (1, H, Sq, Skv): every dimension is 1 or full."""
     if isinstance(shape, str):
         return shape
-    dimensions = tuple(shape)
+    dimensions = tuple(shape) if isinstance(shape, (tuple, list)) else ()
     if len(dimensions) != 4 or not all(isinstance(n, int) and n >= 0 for n in dimensions):
-        raise ValueError(f"attn_bias: got shape {dimensions}, expected 4 sizes [1 or B, 1 or H, 1 or Sq, Skv]")
+        raise ValueError(
+            f"attn_bias: got {shape!r}, expected 4 sizes [1 or B, 1 or H, 1 or Sq, Skv] or a word such as '1hss'"
+        )
     return "".join("1" if n == 1 else letter for n, letter in zip(dimensions[:3], _BIAS_DIMENSIONS, strict=False)) + "s"
 
 
@@ -116,7 +118,7 @@ def _check_arguments(*, causal: Any, softcap: Any, dropout_p: Any, window_size: 
     optional = ("kv_heads", "seqlen_k", "head_dim_v")
     for name, value in (*integers.items(), ("window_size", window_size[0]), ("window_size", window_size[1])):
         if not (value is None and name in optional):
-            check_integer(name, value, LARGEST if name in ("batch", "seqlen_q", "seqlen_k") else LARGEST_SIZE)
+            check_integer(name, value)
     for name, value in (("softcap", softcap), ("dropout_p", dropout_p)):
         if isinstance(value, bool) or _is_tensor(value) or not isinstance(value, (int, float)):
             raise TypeError(f"{name}: got {value!r}, expected a float")
@@ -126,8 +128,7 @@ def _check_arguments(*, causal: Any, softcap: Any, dropout_p: Any, window_size: 
         raise ValueError(f"softcap: got {softcap}, expected 0 (none) or a positive number")
 
 
-LARGEST = 2**63 - 1  # of a length
-LARGEST_SIZE = 2**31 - 1  # of heads, head dims and windows
+LARGEST = 2**31 - 1  # of lengths, heads, head dims and windows: kernels take 32 bits
 
 
 def check_integer(name: str, value: Any, largest: int = LARGEST) -> None:
@@ -151,6 +152,7 @@ class Problem(Traceable):
         kv_heads: key and value heads, default `heads`.
         seqlen_k: longest key length, default `seqlen_q`.
         head_dim_v: head dim of v, default `head_dim`.
+            All of these are at most 2**31 - 1, which is what kernels take; symbolic lengths are taken to be.
         causal, align, window_size, softcap, dropout_p: as in `attention`.
         attn_bias: shape of the bias: "bhss", "1hss", ... or four sizes.
         attn_mask: "boolean" or "additive".
