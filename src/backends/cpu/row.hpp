@@ -61,8 +61,8 @@ void store_vector(char* p, typename Isa::Float x) {
 
 template <DType kDType>
 struct Typed {
-  static constexpr DType dtype = kDType;
-  static constexpr Index bytes = kDType == DType::float32 ? 4 : 2;
+  static constexpr DType kType = kDType;
+  static constexpr Index kBytes = kDType == DType::float32 ? 4 : 2;
 };
 /// Calls function(Typed<dtype>{}).
 template <class Function>
@@ -79,13 +79,13 @@ void with_dtype(DType dtype, Function function) {
 template <class Isa>
 void load_row(DType dtype, const char* from, Index stride, Index n, float scale, float* to) {
   with_dtype(dtype, [&](auto typed) {
-    constexpr DType kDType = decltype(typed)::dtype;
-    constexpr Index bytes = decltype(typed)::bytes;
+    constexpr DType type = decltype(typed)::kType;
+    constexpr Index bytes = decltype(typed)::kBytes;
     Index x = 0;
     if (stride == 1)
       for (; x + Isa::kLanes <= n; x += Isa::kLanes)
-        Isa::store(to + x, Isa::mul(Isa::set(scale), load_vector<Isa, kDType>(from + x * bytes)));
-    for (; x < n; ++x) to[x] = scale * load_element<kDType>(from + x * stride * bytes);
+        Isa::store(to + x, Isa::mul(Isa::set(scale), load_vector<Isa, type>(from + x * bytes)));
+    for (; x < n; ++x) to[x] = scale * load_element<type>(from + x * stride * bytes);
     for (; x % Isa::kLanes != 0; ++x) to[x] = 0;
   });
 }
@@ -103,13 +103,13 @@ const float* as_floats(DType dtype, const char* from, Index n, float* line) {
 template <class Isa>
 void store_row(DType dtype, const float* from, Index n, float scale, char* to, Index stride = 1) {
   with_dtype(dtype, [&](auto typed) {
-    constexpr DType kDType = decltype(typed)::dtype;
-    constexpr Index bytes = decltype(typed)::bytes;
+    constexpr DType type = decltype(typed)::kType;
+    constexpr Index bytes = decltype(typed)::kBytes;
     Index x = 0;
     if (stride == 1)
       for (; x + Isa::kLanes <= n; x += Isa::kLanes)
-        store_vector<Isa, kDType>(to + x * bytes, Isa::mul(Isa::set(scale), Isa::load(from + x)));
-    for (; x < n; ++x) store_element<kDType>(to + x * stride * bytes, scale * from[x]);
+        store_vector<Isa, type>(to + x * bytes, Isa::mul(Isa::set(scale), Isa::load(from + x)));
+    for (; x < n; ++x) store_element<type>(to + x * stride * bytes, scale * from[x]);
   });
 }
 
