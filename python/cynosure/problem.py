@@ -11,7 +11,7 @@ from typing import Any
 from cynosure import _core
 from cynosure._constant import constant
 from cynosure._json import read_object
-from cynosure._tracing import Traceable
+from cynosure._tracing import compiling
 from cynosure._values import value_class
 
 _DEFAULT = _core.pack_features({})
@@ -141,7 +141,7 @@ def check_integer(name: str, value: Any, largest: int = LARGEST) -> None:
         raise ValueError(f"{name}: got {value}, expected at most {largest}")
 
 
-class Problem(Traceable):
+class Problem:
     """One attention call by value: shapes by name and the other arguments of `attention`.
 
     Args:
@@ -200,7 +200,7 @@ class Problem(Traceable):
             raise ValueError("head_dim: given together with head_dim_qk, which is the same; expected one of them")
         if seqlen_k is None:
             seqlen_k = seqlen_q
-        tracing, static = self._compiling(), self._index
+        tracing = compiling()
         if not tracing:
             _check_arguments(
                 batch=batch,
@@ -218,17 +218,17 @@ class Problem(Traceable):
                 dropout_p=dropout_p,
                 window_size=window_size,
             )
-        # static(): torch specialises on a static int here, where int() would leave it symbolic.
-        key, error = self._pack(
-            static(heads),
-            None if kv_heads is None else static(kv_heads),
-            static(head_dim_qk),  # type: ignore[arg-type]  # None: TypeError, while tracing
-            None if head_dim_v is None else static(head_dim_v),
-            static(window_size[0]),
-            static(window_size[1]),
-            static(page_size),
-            static(num_splits),
-            static(cp_size),
+        # index(): torch specialises on a static int here, where int() would leave it symbolic.
+        key, error = _pack(
+            index(heads),
+            None if kv_heads is None else index(kv_heads),
+            index(head_dim_qk),  # type: ignore[arg-type]  # None: TypeError, while tracing
+            None if head_dim_v is None else index(head_dim_v),
+            index(window_size[0]),
+            index(window_size[1]),
+            index(page_size),
+            index(num_splits),
+            index(cp_size),
             True if softcap else False,  # noqa: SIM210  # a float may be symbolic, a branch is not
             True if dropout_p else False,  # noqa: SIM210
             layout,
@@ -244,8 +244,6 @@ class Problem(Traceable):
         if not tracing:
             _core.validate(key, batch, seqlen_q, seqlen_k)
         self._value = (key, batch, seqlen_q, seqlen_k)
-
-    _pack = staticmethod(_pack)
 
     @property
     def key(self) -> bytes:

@@ -220,16 +220,13 @@ class _Question(Traceable):
     """Reads a record and puts the answer together. An object, so that the trace reaches all of it without guards."""
 
     __slots__ = ()
-    _pack = staticmethod(_pack)
-    _answer = staticmethod(_answer)
-    _plain = staticmethod(_plain)
 
     def _value_of(self, record: Any, word: int) -> tuple[tuple[bytes, Any, Any, Any], int]:
         """(the packed problem, settings word) of a record, for traced code.
 
         From its dict where it keeps its fields there: on torch 2.15 a guard there costs a quarter of an attribute's.
         """
-        if self._plain(record.__class__):
+        if _plain(record.__class__):
             try:
                 return self._read(record.__dict__, word)
             except KeyError:  # deleted from the instance: its class has a default, or getattr says what is missing
@@ -238,18 +235,17 @@ class _Question(Traceable):
 
     def _read(self, p: Any, word: int) -> tuple[tuple[bytes, Any, Any, Any], int]:
         """(the packed problem, settings word) of a record's fields; each costs traced code: hence one flat call."""
-        static = self._index
         if p["fp8"]:
             _fp8_variables()
         window = p["window_size"]
         slopes = p["alibi_slopes_shape"]
         cache = p["inference_params"]
-        features, word, error = self._pack(
+        features, word, error = _pack(
             p["qkv_type"],
             p["qkv_dtype"],
             p["qkv_layout"],
             p["attn_mask_type"],
-            None if window is None else (index(window[0]), static(window[1])),
+            None if window is None else (index(window[0]), index(window[1])),
             p["bottom_right_diagonal"],
             None if slopes is None else len(slopes),
             True if p["attention_dropout"] else False,  # noqa: SIM210
@@ -259,12 +255,12 @@ class _Question(Traceable):
             word,
             p["deterministic"],
             # _NUMBERS
-            static(p["num_heads"]),
-            static(p["num_gqa_groups"]),
-            static(p["head_dim_qk"]),
-            static(p["head_dim_v"]),
-            static(p["cp_size"]),
-            static(p["num_splits"]),
+            index(p["num_heads"]),
+            index(p["num_gqa_groups"]),
+            index(p["head_dim_qk"]),
+            index(p["head_dim_v"]),
+            index(p["cp_size"]),
+            index(p["num_splits"]),
             # _PLAIN
             p["core_attention_bias_type"],
             p["core_attention_bias_shape"],
@@ -287,7 +283,7 @@ class _Question(Traceable):
 
     def _assemble(self, chosen: int, eligible: int, device: bytes) -> TeAnswer:
         """TransformerEngine's six values from `_answer`'s plain ones."""
-        flash, parts, fused, sub, unfused, any_flash, any_fused, any_unfused = self._answer(chosen, eligible, device)
+        flash, parts, fused, sub, unfused, any_flash, any_fused, any_unfused = _answer(chosen, eligible, device)
         version = None
         if parts is not None:
             version = object.__new__(Version)  # version_of_parts, inlined: one module less to guard
