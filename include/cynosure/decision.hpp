@@ -55,8 +55,8 @@ class RuleMask {
 
 /// What select computes: small, trivially copyable, cached. Texts are made from it on demand (Decision).
 struct Outcome {
-  RuleMask fired;      ///< rows that exclude, undecided ones included
-  RuleMask undecided;  ///< of those, the ones that an unknown length fact left open
+  RuleMask fired;      ///< rows that exclude, undecided ones included; not those that hang on facts never asked
+  RuleMask undecided;  ///< of those, the ones that an undecidable length fact left open
   BackendSet eligible;
   std::int8_t chosen = -1;     ///< a Backend, or -1
   std::uint8_t order_row = 0;  ///< the policy's row that gave the order

@@ -208,7 +208,8 @@ struct Features {
 };
 static_assert(std::has_unique_object_representations_v<Features>, "hashed and compared as bytes");
 
-/// The sizes of a call. Rules never see them: they see length facts (length_facts.hpp).
+/// The sizes of a call, each from 0 to 2^31 - 1, which is what kernels take. Rules never see them: they see length
+/// facts (length_facts.hpp).
 struct Lengths {
   std::int64_t batch = 1;     ///< sequences
   std::int64_t seqlen_q = 1;  ///< longest query length

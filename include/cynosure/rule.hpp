@@ -13,10 +13,10 @@
 
 namespace cynosure {
 
-/// Four of the five ways in which a backend does not run; the fifth, "not preferred", is an eligible backend that
-/// was not chosen.
-enum class Way : std::uint8_t { switched_off, not_installed, not_built, not_eligible };
-inline constexpr std::array<std::string_view, 4> kWayNames{"switched_off", "not_installed", "not_built",
+/// The ways in which rows keep a backend from running; `not_required`: a require(...) does not name it. One further
+/// way, "not preferred", is an eligible backend that was not chosen.
+enum class Way : std::uint8_t { switched_off, not_required, not_installed, not_built, not_eligible };
+inline constexpr std::array<std::string_view, 5> kWayNames{"switched_off", "not_required", "not_installed", "not_built",
                                                            "not_eligible"};
 
 /// The policies for which a row holds. Rows of `fastest` also hold under `te` when an operator runs

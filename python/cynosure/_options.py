@@ -13,6 +13,21 @@ from cynosure.settings import Settings
 
 LIBRARIES = ("cudnn", "flash2", "flash3", "flash4", "torch")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+# Fields that other options give, which --set therefore refuses.
+_OF_OPTIONS = {
+    "heads": "--heads",
+    "kv_heads": "--kv-heads",
+    "head_dim_qk": "--head-dim",
+    "head_dim_v": "--head-dim-v",
+    "dtype": "--dtype",
+    "layout": "--layout",
+    "causal": "--causal",
+    "softcap": "--softcap",
+    "attn_mask": "--mask",
+    "alibi_slopes": "--alibi",
+    "training": "--inference",
+}
+SETTABLE = tuple(sorted(FIELDS - set(_OF_OPTIONS)))
 
 
 class UsageError(Exception):
@@ -122,8 +137,10 @@ def problem_of(args: argparse.Namespace, **swept: Any) -> Problem:
 def field_of(text: str) -> tuple[str, Any]:
     """FIELD=VALUE of --set."""
     name, sign, value = text.partition("=")
-    if not sign or name not in FIELDS:
-        raise UsageError(f"--set: got {text!r}, expected FIELD=VALUE with one of {', '.join(sorted(FIELDS))}")
+    if not sign or name not in SETTABLE:
+        if sign and name in _OF_OPTIONS:
+            raise UsageError(f"--set: got {text!r}, expected {_OF_OPTIONS[name]}, the option for {name}")
+        raise UsageError(f"--set: got {text!r}, expected FIELD=VALUE with one of {', '.join(SETTABLE)}")
     words = {"true": True, "yes": True, "false": False, "no": False}
     if value.lower() in words:
         return name, words[value.lower()]

@@ -41,6 +41,7 @@ STYLES = {
     CHOSEN: "bold green",
     NOT_PREFERRED: "green",
     WAYS["switched_off"]: "magenta",
+    WAYS["not_required"]: "magenta",
     WAYS["not_installed"]: "cyan",
     WAYS["not_built"]: "blue",
     WAYS["not_eligible"]: "yellow",

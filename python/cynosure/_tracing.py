@@ -36,7 +36,11 @@ def call(name: str, *args: Any) -> Any:
     return _functions[name](*args)
 
 
-_current_trace: Any = None  # torch's function, once its tracer is imported
+# torch's own: the first set once its tracer is imported, the others once it traces, before traced code reads them.
+_current_trace: Any = None
+guard_or_false: Any = None
+guard_or_true: Any = None
+has_static_value: Any = None
 
 
 @constant
@@ -46,7 +50,7 @@ def compiling() -> bool:
         _find_torch()
     if _current_trace is None or _current_trace() is None:
         return False
-    if Traceable._guard_or_false is None:
+    if guard_or_false is None:
         _import_guards()
     return True
 
@@ -59,11 +63,12 @@ def _find_torch() -> None:
 
 
 def _import_guards() -> None:
+    global guard_or_false, guard_or_true, has_static_value
     from torch.fx.experimental import symbolic_shapes
 
-    Traceable._has_static_value = staticmethod(getattr(symbolic_shapes, "has_static_value", _not_known_to_be_static))
-    Traceable._guard_or_true = staticmethod(symbolic_shapes.guard_or_true)
-    Traceable._guard_or_false = staticmethod(symbolic_shapes.guard_or_false)
+    has_static_value = getattr(symbolic_shapes, "has_static_value", _not_known_to_be_static)
+    guard_or_true = symbolic_shapes.guard_or_true
+    guard_or_false = symbolic_shapes.guard_or_false
 
 
 def _not_known_to_be_static(length: Any) -> bool:
@@ -129,20 +134,9 @@ def outcome(features: bytes, batch: int, seqlen_q: int, seqlen_k: int, word: int
 
 
 class Traceable:
-    """What objects made in traced code bring with them.
-
-    Torch reaches the methods of an object that the trace has made, and what its class holds, without a guard; each
-    global that traced code reads is a guard on every compiled call.
-    """
+    """What objects made in traced code bring with them: torch reaches their methods without a guard."""
 
     __slots__ = ()
-    _compiling = staticmethod(compiling)
-    _evaluate = staticmethod(call)
-    _index = staticmethod(index)
-    # Torch's own, once it traces; before traced code reads them.
-    _guard_or_false: Any = None
-    _guard_or_true: Any = None
-    _has_static_value: Any = None
 
     def _traced_word(self) -> int:
         """The settings word of the current environment, torch's deterministic flag and its matmul precision.
@@ -151,11 +145,11 @@ class Traceable:
         that reason. tests/python/test_settings.py holds them to `_core.ENVIRONMENT`.
         """
         added = added_faults
-        known: int | None = self._evaluate("known_word", added)
+        known: int | None = call("known_word", added)
         if known is not None:
             return known
         get = ENVIRONMENT.get
-        word, error = self._evaluate(
+        word, error = call(
             "word_of_values",
             added,
             get(b"NVTE_FLASH_ATTN"),
@@ -185,20 +179,17 @@ class Traceable:
         Where torch specialises the lengths anyway nothing is asked, and the answers are None.
         """
         features, batch, seqlen_q, seqlen_k = value
-        evaluate, is_static = self._evaluate, self._has_static_value
-        if is_static(seqlen_q) and is_static(seqlen_k) and is_static(batch):
-            static = self._index
-            lengths = (static(batch), static(seqlen_q), static(seqlen_k))
-            chosen, eligible = evaluate("outcome", features, *lengths, word, device)
+        if has_static_value(seqlen_q) and has_static_value(seqlen_k) and has_static_value(batch):
+            lengths = (index(batch), index(seqlen_q), index(seqlen_k))
+            chosen, eligible = call("outcome", features, *lengths, word, device)
             if chosen == -2:
                 raise ValueError(eligible)
             return None, chosen, eligible
-        guard_or_false, guard_or_true = self._guard_or_false, self._guard_or_true
         answers: tuple[bool | None, ...] = ()
         operands: tuple[Any, ...] = (None, batch, seqlen_q, None, seqlen_k)  # by LengthFact::Operand
         while True:
             # LengthFact::Kind: 0 equals, 1 multiple_of, 2 at_most, 3 q <= k, 4 q == k, 5 product_over.
-            kind, of, constant = evaluate("step", features, word, device, answers)
+            kind, of, constant = call("step", features, word, device, answers)
             if kind < 0:
                 break
             if kind < 3:

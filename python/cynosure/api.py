@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 from cynosure import _core, _tracing, log
@@ -28,7 +29,7 @@ def select(problem: Problem, device: Device | None = None, settings: Settings | 
     """
     if compiling():
         decision = object.__new__(Decision)
-        word = decision._traced_word() if settings is None else decision._index(settings._word)
+        word = decision._traced_word() if settings is None else index(settings._word)
         machine = this_key_constant() if device is None else device._key
         answers, chosen, eligible = decision._decide(problem._value, word, machine)
         decision._made = (problem, word, machine, answers, eligible, chosen)

@@ -33,7 +33,7 @@ class Reason:
 
     backend: Backend
     rule: str
-    way: str  # switched_off, not_installed, not_built or not_eligible
+    way: str  # switched_off, not_required, not_installed, not_built or not_eligible
     actual: tuple[tuple[str, str], ...]
     required: str
     evidence: str

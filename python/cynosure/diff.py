@@ -137,12 +137,18 @@ def over_records(path: Path, old: str, new: str, base: str | None, policy: str) 
     before, after = (record_change(text, option, base) for text, option in ((old, "--from"), (new, "--to")))
     word = _core.default_settings()
     cases, refused = [], 0
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not a file of records: no UTF-8 text") from None
+    for number, line in enumerate(lines, 1):
         answers = [_answered(line, change, policy, word) for change in (before, after)]
         if answers[0] is None or answers[1] is None:
             refused += 1
         else:
             cases.append(Case(_record_label(line, number), answers[0], answers[1]))
+    if not cases:
+        raise ValueError(f"{path}: not a file of records: none of its {len(lines)} lines can be decided")
     return Diff(
         f"each record's machine with {old}", f"each record's machine with {new}", f"policy {policy}", cases, refused
     )

@@ -28,10 +28,11 @@ LIBRARIES = {
     "torch": "torch",
 }
 
-# The ways not to run that rows of the table give, in the order in which a user can do something about them. The fifth
+# The ways not to run that rows of the table give, in the order in which a user can do something about them. One more
 # is an eligible backend that is not preferred.
 WAYS = {
     "switched_off": "switched off",
+    "not_required": "not required",
     "not_installed": "not installed",
     "not_built": "not built in this release",
     "not_eligible": "not eligible",

@@ -11,7 +11,7 @@ from typing import Any
 from cynosure import _core
 from cynosure._constant import constant
 from cynosure._json import read_object
-from cynosure._tracing import Traceable
+from cynosure._tracing import compiling
 from cynosure._values import value_class
 
 _DEFAULT = _core.pack_features({})
@@ -22,9 +22,11 @@ def _bias_shape(shape: Any) -> str:
     """The word for a shape, "1hss" for (1, H, Sq, Skv): every dimension is 1 or full."""
     if isinstance(shape, str):
         return shape
-    dimensions = tuple(shape)
+    dimensions = tuple(shape) if isinstance(shape, (tuple, list)) else ()
     if len(dimensions) != 4 or not all(isinstance(n, int) and n >= 0 for n in dimensions):
-        raise ValueError(f"attn_bias: got shape {dimensions}, expected 4 sizes [1 or B, 1 or H, 1 or Sq, Skv]")
+        raise ValueError(
+            f"attn_bias: got {shape!r}, expected 4 sizes [1 or B, 1 or H, 1 or Sq, Skv] or a word such as '1hss'"
+        )
     return "".join("1" if n == 1 else letter for n, letter in zip(dimensions[:3], _BIAS_DIMENSIONS, strict=False)) + "s"
 
 
@@ -116,7 +118,7 @@ def _check_arguments(*, causal: Any, softcap: Any, dropout_p: Any, window_size: 
     optional = ("kv_heads", "seqlen_k", "head_dim_v")
     for name, value in (*integers.items(), ("window_size", window_size[0]), ("window_size", window_size[1])):
         if not (value is None and name in optional):
-            check_integer(name, value, LARGEST if name in ("batch", "seqlen_q", "seqlen_k") else LARGEST_SIZE)
+            check_integer(name, value)
     for name, value in (("softcap", softcap), ("dropout_p", dropout_p)):
         if isinstance(value, bool) or _is_tensor(value) or not isinstance(value, (int, float)):
             raise TypeError(f"{name}: got {value!r}, expected a float")
@@ -126,8 +128,7 @@ def _check_arguments(*, causal: Any, softcap: Any, dropout_p: Any, window_size: 
         raise ValueError(f"softcap: got {softcap}, expected 0 (none) or a positive number")
 
 
-LARGEST = 2**63 - 1  # of a length
-LARGEST_SIZE = 2**31 - 1  # of heads, head dims and windows
+LARGEST = 2**31 - 1  # of lengths, heads, head dims and windows: kernels take 32 bits
 
 
 def check_integer(name: str, value: Any, largest: int = LARGEST) -> None:
@@ -140,7 +141,7 @@ def check_integer(name: str, value: Any, largest: int = LARGEST) -> None:
         raise ValueError(f"{name}: got {value}, expected at most {largest}")
 
 
-class Problem(Traceable):
+class Problem:
     """One attention call by value: shapes by name and the other arguments of `attention`.
 
     Args:
@@ -151,6 +152,7 @@ class Problem(Traceable):
         kv_heads: key and value heads, default `heads`.
         seqlen_k: longest key length, default `seqlen_q`.
         head_dim_v: head dim of v, default `head_dim`.
+            All of these are at most 2**31 - 1, which is what kernels take; symbolic lengths are taken to be.
         causal, align, window_size, softcap, dropout_p: as in `attention`.
         attn_bias: shape of the bias: "bhss", "1hss", ... or four sizes.
         attn_mask: "boolean" or "additive".
@@ -198,7 +200,7 @@ class Problem(Traceable):
             raise ValueError("head_dim: given together with head_dim_qk, which is the same; expected one of them")
         if seqlen_k is None:
             seqlen_k = seqlen_q
-        tracing, static = self._compiling(), self._index
+        tracing = compiling()
         if not tracing:
             _check_arguments(
                 batch=batch,
@@ -216,17 +218,17 @@ class Problem(Traceable):
                 dropout_p=dropout_p,
                 window_size=window_size,
             )
-        # static(): torch specialises on a static int here, where int() would leave it symbolic.
-        key, error = self._pack(
-            static(heads),
-            None if kv_heads is None else static(kv_heads),
-            static(head_dim_qk),  # type: ignore[arg-type]  # None: TypeError, while tracing
-            None if head_dim_v is None else static(head_dim_v),
-            static(window_size[0]),
-            static(window_size[1]),
-            static(page_size),
-            static(num_splits),
-            static(cp_size),
+        # index(): torch specialises on a static int here, where int() would leave it symbolic.
+        key, error = _pack(
+            index(heads),
+            None if kv_heads is None else index(kv_heads),
+            index(head_dim_qk),  # type: ignore[arg-type]  # None: TypeError, while tracing
+            None if head_dim_v is None else index(head_dim_v),
+            index(window_size[0]),
+            index(window_size[1]),
+            index(page_size),
+            index(num_splits),
+            index(cp_size),
             True if softcap else False,  # noqa: SIM210  # a float may be symbolic, a branch is not
             True if dropout_p else False,  # noqa: SIM210
             layout,
@@ -242,8 +244,6 @@ class Problem(Traceable):
         if not tracing:
             _core.validate(key, batch, seqlen_q, seqlen_k)
         self._value = (key, batch, seqlen_q, seqlen_k)
-
-    _pack = staticmethod(_pack)
 
     @property
     def key(self) -> bytes:

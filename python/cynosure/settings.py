@@ -159,14 +159,21 @@ class Settings:
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
-        """From `to_json`'s text; only the word counts."""
+        """From `to_json`'s text. The word counts; whatever else is there must agree with it."""
         try:
             value = read_object(text, "settings")
-            return cls.from_word(int(value["word"], 0))
+            settings = cls.from_word(int(value["word"], 0))
         except (TypeError, KeyError, ValueError) as error:
             raise ValueError(
                 f'settings: got {text[:80]!r}, expected an object with a word such as "0x...": {error}'
             ) from None
+        parts = {**settings.to_dict(), "describe": settings.describe()}
+        for name, given in value.items():
+            if name not in parts:
+                raise ValueError(f"settings: got the key {name!r}, expected one of {', '.join(parts)}")
+            if name != "word" and given != parts[name]:
+                raise ValueError(f"{name}: got {given!r}, but the word {value['word']} says {parts[name]!r}")
+        return settings
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Settings.from_word, (self.word,)
@@ -206,6 +213,8 @@ def _word_with(
         if not (deterministic is None or isinstance(deterministic, bool)):
             raise ValueError(f"deterministic: got {deterministic!r}, expected True or False")
         known = list(_core.Backend.__members__)
+        if not (switched_off is None or isinstance(switched_off, (str, list, tuple))):
+            raise ValueError(f"switched_off: got {switched_off!r}, expected a name or a list of {', '.join(known)}")
         off = () if switched_off is None else (switched_off,) if isinstance(switched_off, str) else tuple(switched_off)
         for name in off:
             if name not in known:

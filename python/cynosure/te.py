@@ -13,7 +13,7 @@ from cynosure._constant import ENVIRONMENT, constant
 from cynosure._tracing import Traceable, compiling
 from cynosure.backend import FusedAttnBackend
 from cynosure.device import Device, this_key, this_key_constant
-from cynosure.problem import LARGEST_SIZE, check_integer
+from cynosure.problem import check_integer
 from cynosure.settings import eager_now
 from cynosure.version import Version
 
@@ -109,6 +109,8 @@ def _dtype_name(dtype: Any) -> Any:
 def _kind_name(kind: Any) -> Any:
     if isinstance(kind, str):
         return kind
+    if not isinstance(kind, type):
+        raise ValueError(f"qkv_type: got {kind!r}, expected a type, or one of {', '.join(_TENSOR_KINDS.values())}")
     name = getattr(kind, "__name__", repr(kind))
     if name == "Tensor" and not getattr(kind, "__module__", "").startswith("torch"):
         return "other"
@@ -122,23 +124,27 @@ def _pack(
     deterministic: bool, *rest: Any,
 ) -> tuple[bytes, int, str | None]:  # fmt: skip
     """(the features of a record, the settings word for it, None), or an error as text in the last."""
-    values: dict[str, Any] = {
-        "qkv_type": _kind_name(kind),
-        "qkv_dtype": _dtype_name(dtype),
-        "qkv_layout": layout,
-        "attn_mask_type": mask,
-        "window_size": window,
-        "bottom_right_diagonal": diagonal,
-        "alibi_slopes_shape": None if slopes is None else (1,) * slopes,
-        "attention_dropout": 0.5 if dropout else 0.0,  # only whether there is any decides
-        "fp8": fp8,
-        **dict(zip((*_NUMBERS, *_PLAIN), rest, strict=True)),
-    }
-    if recipe is not None:
-        values.update({"fp8_recipe.kind": recipe[0], "fp8_recipe.fp8_dpa": recipe[1], "fp8_recipe.fp8_mha": recipe[2]})
-    if cache is not None:
-        values.update({"kv_cache.is_paged": cache[0], "kv_cache.page_size": cache[1]})
     try:
+        if not isinstance(deterministic, bool):
+            raise ValueError(f"deterministic: got {deterministic!r}, expected True or False")
+        values: dict[str, Any] = {
+            "qkv_type": _kind_name(kind),
+            "qkv_dtype": _dtype_name(dtype),
+            "qkv_layout": layout,
+            "attn_mask_type": mask,
+            "window_size": window,
+            "bottom_right_diagonal": diagonal,
+            "alibi_slopes_shape": None if slopes is None else (1,) * slopes,
+            "attention_dropout": 0.5 if dropout else 0.0,  # only whether there is any decides
+            "fp8": fp8,
+            **dict(zip((*_NUMBERS, *_PLAIN), rest, strict=True)),
+        }
+        if recipe is not None:
+            values.update(
+                {"fp8_recipe.kind": recipe[0], "fp8_recipe.fp8_dpa": recipe[1], "fp8_recipe.fp8_mha": recipe[2]}
+            )
+        if cache is not None:
+            values.update({"kv_cache.is_paged": cache[0], "kv_cache.page_size": cache[1]})
         features: bytes = _core.te_problem(values, "te")[0]
         return features, _core.settings_with(word, policy="te", deterministic=deterministic), None
     except ValueError as error:
@@ -214,16 +220,13 @@ class _Question(Traceable):
     """Reads a record and puts the answer together. An object, so that the trace reaches all of it without guards."""
 
     __slots__ = ()
-    _pack = staticmethod(_pack)
-    _answer = staticmethod(_answer)
-    _plain = staticmethod(_plain)
 
     def _value_of(self, record: Any, word: int) -> tuple[tuple[bytes, Any, Any, Any], int]:
         """(the packed problem, settings word) of a record, for traced code.
 
         From its dict where it keeps its fields there: on torch 2.15 a guard there costs a quarter of an attribute's.
         """
-        if self._plain(record.__class__):
+        if _plain(record.__class__):
             try:
                 return self._read(record.__dict__, word)
             except KeyError:  # deleted from the instance: its class has a default, or getattr says what is missing
@@ -232,18 +235,17 @@ class _Question(Traceable):
 
     def _read(self, p: Any, word: int) -> tuple[tuple[bytes, Any, Any, Any], int]:
         """(the packed problem, settings word) of a record's fields; each costs traced code: hence one flat call."""
-        static = self._index
         if p["fp8"]:
             _fp8_variables()
         window = p["window_size"]
         slopes = p["alibi_slopes_shape"]
         cache = p["inference_params"]
-        features, word, error = self._pack(
+        features, word, error = _pack(
             p["qkv_type"],
             p["qkv_dtype"],
             p["qkv_layout"],
             p["attn_mask_type"],
-            None if window is None else (index(window[0]), static(window[1])),
+            None if window is None else (index(window[0]), index(window[1])),
             p["bottom_right_diagonal"],
             None if slopes is None else len(slopes),
             True if p["attention_dropout"] else False,  # noqa: SIM210
@@ -251,14 +253,14 @@ class _Question(Traceable):
             _recipe_of(p["fp8_meta"]) if p["fp8"] else None,
             None if cache is None else _cache_of(cache),
             word,
-            True if p["deterministic"] else False,  # noqa: SIM210
+            p["deterministic"],
             # _NUMBERS
-            static(p["num_heads"]),
-            static(p["num_gqa_groups"]),
-            static(p["head_dim_qk"]),
-            static(p["head_dim_v"]),
-            static(p["cp_size"]),
-            static(p["num_splits"]),
+            index(p["num_heads"]),
+            index(p["num_gqa_groups"]),
+            index(p["head_dim_qk"]),
+            index(p["head_dim_v"]),
+            index(p["cp_size"]),
+            index(p["num_splits"]),
             # _PLAIN
             p["core_attention_bias_type"],
             p["core_attention_bias_shape"],
@@ -281,7 +283,7 @@ class _Question(Traceable):
 
     def _assemble(self, chosen: int, eligible: int, device: bytes) -> TeAnswer:
         """TransformerEngine's six values from `_answer`'s plain ones."""
-        flash, parts, fused, sub, unfused, any_flash, any_fused, any_unfused = self._answer(chosen, eligible, device)
+        flash, parts, fused, sub, unfused, any_flash, any_fused, any_unfused = _answer(chosen, eligible, device)
         version = None
         if parts is not None:
             version = object.__new__(Version)  # version_of_parts, inlined: one module less to guard
@@ -292,7 +294,7 @@ class _Question(Traceable):
 def _check(p: Any) -> None:
     """What only eager code can check."""
     for name in _NUMBERS:
-        check_integer(name, getattr(p, name), LARGEST_SIZE)
+        check_integer(name, getattr(p, name))
     for name in ("batch_size", "max_seqlen_q", "max_seqlen_kv"):
         value = getattr(p, name)
         check_integer(name, value)
@@ -303,7 +305,7 @@ def _check(p: Any) -> None:
         raise ValueError(f"attention_dropout: got {dropout!r}, expected a number from 0 to 1")
     if window is not None and not (isinstance(window, (tuple, list)) and len(window) == 2):
         raise ValueError(f"window_size: got {window!r}, expected None or (left, right), each -1 or more")
-    if slopes is not None and not hasattr(slopes, "__len__"):
+    if slopes is not None and (isinstance(slopes, str) or not hasattr(slopes, "__len__")):
         raise ValueError(f"alibi_slopes_shape: got {slopes!r}, expected None, (heads) or (batch, heads)")
     if p.fp8 and p.fp8_meta is not None and not (isinstance(p.fp8_meta, dict) and "recipe" in p.fp8_meta):
         raise ValueError(f"fp8_meta: got {p.fp8_meta!r}, expected a dict with a recipe")

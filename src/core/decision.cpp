@@ -96,7 +96,7 @@ std::vector<Reason> reasons_against(Backend backend, const Decision& decision, c
 std::vector<Rule> rule_table(Settings settings) {
   std::vector<Rule> table;
   const auto add = [&](const auto&... rows) { (table.push_back(rows.rule), ...); };
-  std::apply(add, rules::kRows);
+  rules::for_each_row([&](std::size_t, const auto& row) { add(row); });
   std::apply(add, rules::kTeFlashDiagonalRows);
   for (const Fault& fault : builtin_faults()) table.push_back(as_rule(fault));
   if (settings.rules_digest() != 0)

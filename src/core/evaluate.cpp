@@ -18,14 +18,8 @@ using rules::Call;
 constexpr std::size_t kCodeRows = rules::kCodeRowCount;
 static_assert(kCodeRows + 64 + RuleSet::kMaxFaults <= RuleMask::kCapacity, "room for built-in and user faults");
 
-template <class F, std::size_t... I>
-[[gnu::always_inline]] constexpr void for_each_row_at(F&& f, std::index_sequence<I...>) {
-  (f(I, std::get<I>(rules::kRows)), ...);
-}
-template <class F>
-[[gnu::always_inline]] constexpr void for_each_row(F&& f) {
-  for_each_row_at(std::forward<F>(f), std::make_index_sequence<rules::kRowCount>{});
-}
+using rules::for_each_row;
+
 template <class F, std::size_t... I>
 [[gnu::always_inline]] constexpr void for_each_diagonal_row_at(F&& f, std::index_sequence<I...>) {
   (f(rules::kRowCount + I, std::get<I>(rules::kTeFlashDiagonalRows)), ...);
@@ -254,14 +248,20 @@ PartialStep evaluate_partial(const Features& features, Settings settings, const 
 
   PartialStep step;
   Outcome& outcome = step.outcome;
-  outcome.undecided = rows.verdicts.open;
-  outcome.fired = rows.verdicts.fired | rows.verdicts.open;
+  outcome.fired = rows.verdicts.fired;
   outcome.eligible = BackendSet::all() - (rows.excluded | rows.maybe_excluded);
 
   // An open row matters only where nothing else excludes its backend. Ask the first fact that such a row hangs on.
   oracle.forget_open();
   const BackendSet in_question = rows.maybe_excluded - rows.excluded;
   const auto matters = [&](BackendSet backends) { return !(backends & in_question).empty(); };
+  // The other open rows hang on facts that nobody asked: they are no reasons, and their backends have others.
+  const auto keep_if_it_matters = [&](std::size_t i, BackendSet backends) {
+    if (rows.verdicts.open.test(i) && matters(backends)) outcome.undecided.set(i);
+  };
+  for (std::size_t i = 0; i < kCodeRows; ++i) keep_if_it_matters(i, kBackendsOfRow[i]);
+  for_each_fault(settings, [&](std::size_t i, const Fault& fault) { keep_if_it_matters(i, fault.backends); });
+  outcome.fired = outcome.fired | outcome.undecided;
   for_each_row([&](std::size_t i, const auto& row) {
     if (oracle.open().empty() && rows.verdicts.open.test(i) && matters(row.rule.backends))
       static_cast<void>(row.fires(call));

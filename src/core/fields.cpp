@@ -12,8 +12,8 @@ namespace cynosure {
 namespace {
 
 constexpr std::int64_t kMaxInt32 = 2147483647;
-// Far above any tensor, low enough that no product of two with a head count overflows in 64 bits by itself.
-constexpr std::int64_t kMaxLength = 1099511627776;  // 2^40
+// Every kernel takes 32-bit lengths. Products of them are another matter: those are length facts (product_over).
+constexpr std::int64_t kMaxLength = kMaxInt32;
 
 /// A field with its accessors. A null setter: not settable by value.
 struct Entry {

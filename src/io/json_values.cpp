@@ -134,11 +134,17 @@ Settings settings_from(const Document& given) {
   const Object& members = object(given, "settings");
   allow_only(members, keys, "settings");
   const std::uint64_t word = word_from(required(members, "word", "settings"));
-  try {
-    return Settings::from_word(word);
-  } catch (const std::invalid_argument& error) {
-    throw InvalidField("word", error.what());
-  }
+  const Settings settings = [&] {
+    try {
+      return Settings::from_word(word);
+    } catch (const std::invalid_argument& error) {
+      throw InvalidField("word", error.what());
+    }
+  }();
+  for (const Member& member : members)
+    if (member.key == "describe" && text(member.value, "describe") != settings.describe())
+      refuse("describe", member.value, "what the word says: " + in_quotes(settings.describe()));
+  return settings;
 }
 
 Problem read_problem(std::string_view text) { return problem_from(parse(text, "problem")); }

@@ -109,6 +109,10 @@ nb::bytes pack_device(const nb::bytes& base, const nb::dict& values) {
     const Field field = named(nb::cast<std::string>(key), "Device");
     set_value(device, field, field_value(field, item));
   }
+  // A compute capability alone says that it is a CUDA device.
+  if (values.contains("sm") && device.sm != 0 && !values.contains("device_kind")) device.kind = DeviceKind::cuda;
+  if (device.kind == DeviceKind::cuda && device.sm == 0)
+    throw InvalidField("sm", "got 0 with device_kind cuda, expected the compute capability times 10, such as 90");
   return to_bytes(device);
 }
 

@@ -25,7 +25,7 @@ constexpr auto per_backend(const PerBackendIds& ids) {
           [](const auto& c) { return !c.s.enabled().contains(B); }),
       row({.id = ids.not_required,
            .backends = B,
-           .way = Way::switched_off,
+           .way = Way::not_required,
            .reads = {Field::contract},
            .required = "named in require(...)",
            .evidence = "backend=, CYNOSURE_BACKEND",

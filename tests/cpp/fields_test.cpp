@@ -192,12 +192,13 @@ TEST(Validate, RefusesWhatNoBackendCouldMean) {
   EXPECT_EQ(refused([](Features& f) { f.dtype = static_cast<DType>(6); }, false), "dtype");
 }
 
-TEST(Validate, LengthsReachTwoToTheForty) {
+TEST(Validate, LengthsReachWhatKernelsTake) {
+  constexpr std::int64_t longest = 2147483647;
   Problem problem;
-  problem.lengths = {std::int64_t{1} << 40, std::int64_t{1} << 40, std::int64_t{1} << 40};
+  problem.lengths = {longest, longest, longest};
   EXPECT_NO_THROW(validate(problem));
   for (const Field field : {Field::batch, Field::seqlen_q, Field::seqlen_k}) {
-    EXPECT_EQ(refusal([&] { set_value(problem, field, (std::int64_t{1} << 40) + 1); }), info(field).name);
+    EXPECT_EQ(refusal([&] { set_value(problem, field, longest + 1); }), info(field).name);
     EXPECT_EQ(refusal([&] { set_value(problem, field, -1); }), info(field).name);
   }
 }

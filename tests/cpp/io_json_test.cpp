@@ -51,8 +51,8 @@ TEST(JsonProblem, NamesAndValuesAreThoseOfTheFields) {
   problem.features.heads = 32;
   problem.features.dtype = DType::float16;
   problem.features.causal = true;
-  problem.lengths.seqlen_k = 1LL << 40;
-  EXPECT_EQ(write(problem), R"({"seqlen_k":1099511627776,"heads":32,"dtype":"float16","causal":true})");
+  problem.lengths.seqlen_k = 2147483647;
+  EXPECT_EQ(write(problem), R"({"seqlen_k":2147483647,"heads":32,"dtype":"float16","causal":true})");
 }
 
 TEST(JsonProblem, EveryFieldComesBack) {
@@ -154,7 +154,7 @@ TEST(JsonSettings, TheWordComesBack) {
                                 .with_rules_digest(0xffff);
   EXPECT_EQ(read_settings(write(settings)), settings);
   EXPECT_EQ(read_settings(R"({"word":"0x0000000000003fc1"})"), Settings());
-  EXPECT_EQ(read_settings(R"({"word":"0x3FC1","describe":"whatever"})"), Settings());
+  EXPECT_EQ(read_settings(R"({"word":"0x3FC1","describe":")" + Settings().describe() + "\"}"), Settings());
 }
 
 TEST(JsonSettings, RefusesBadWords) {
@@ -164,6 +164,7 @@ TEST(JsonSettings, RefusesBadWords) {
     EXPECT_EQ(field("{\"word\":" + std::string(word) + "}"), "word") << word;
   EXPECT_EQ(field("{}"), "settings");
   EXPECT_EQ(field(R"({"word":"0x3fc1","words":1})"), "settings");
+  EXPECT_EQ(field(R"({"word":"0x3fc1","describe":"policy=te"})"), "describe") << "it disagrees with the word";
 }
 
 // ---- decisions --------------------------------------------------------------------------------------------------
@@ -215,7 +216,8 @@ TEST(JsonDecision, ADecisionThatWouldNotBeMadeIsRefused) {
   EXPECT_NE(field(changed(text, R"("causal":true)", R"("score_mod":true)")), "");
   EXPECT_EQ(field(changed(text, R"("way":"not_eligible")", R"("way":"unwilling")")), "way");
   EXPECT_EQ(field(changed(text, R"("backend":)", R"("back_end":)")), "decision");
-  EXPECT_EQ(field(changed(text, R"("word":"0x0000)", R"("word":"0x4444)")), "settings") << "an unknown rule set";
+  const std::string undescribed = changed(text, ",\"describe\":\"" + Settings().describe() + "\"", "");
+  EXPECT_EQ(field(changed(undescribed, R"("word":"0x0000)", R"("word":"0x4444)")), "settings") << "an unknown rule set";
 }
 
 TEST(JsonReason, ComesBack) {

@@ -524,6 +524,9 @@ TEST(Field, B15AllowedBuiltInstalledEligibleAndChosenAreDifferentThings) {
   EXPECT_EQ(ways.at("flash3.not_installed"), Way::not_installed);
   EXPECT_EQ(ways.at("flash4.not_built"), Way::not_built);
   EXPECT_EQ(chosen(call), unfused);
+  call.settings = call.settings.with_contract(Contract::require, {unfused});
+  for (const Reason& reason : call.decision().reasons()) ways[reason.rule] = reason.way;
+  EXPECT_EQ(ways.at("cudnn.not_required"), Way::not_required);
 }
 
 TEST(Field, B17AndN9PreferenceIsByArchitectureAndOverridable) {

@@ -209,6 +209,7 @@ TEST(Select, APlainCallIsAskedAboutItsBatchOnly) {
     known.push_back({*step.ask, lengths.holds(*step.ask)});
   }
   EXPECT_EQ(step.outcome.backend(), Backend::flash2);
+  EXPECT_FALSE(step.outcome.undecided.any()) << "what nobody asked is no reason";
 }
 
 }  // namespace

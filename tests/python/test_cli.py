@@ -114,6 +114,7 @@ class TestProgram:
             (["explain", *CALL, "--backend", "flash9"], "flash9"),
             (["explain", *CALL, "--policy", "slowest"], "--policy"),
             (["explain", *CALL, "--set", "colour=red"], "colour"),
+            (["explain", *CALL, "--set", "causal=true"], "expected --causal, the option for causal"),
             (["explain", *CALL, "--set", "fp8_recipe=red"], "fp8_recipe"),
             (["explain", *CALL, "--seqlen", "-5"], "seqlen"),
             (["select", "--policy", "slowest"], "--policy"),
@@ -468,6 +469,16 @@ class TestDiff:
         assert found["changed"] > 0
         assert "cannot be decided" in run(capsys, "diff", "--from", "cudnn=none", "--to", "device=b200", str(path))
 
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"hello\n", b"\xff\xfe junk\x00", b'[1]\n3\n"x"\n{}\n', b'{"device": {"sm": 90}, "params": []}'],
+    )
+    def test_a_file_without_a_record(self, capsys: Capture, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "junk"
+        path.write_bytes(content)
+        text = refused(capsys, "diff", "--from", "cudnn=9.19.0", "--to", "cudnn=9.26.0", str(path))
+        assert f"{path}: not a file of records: " in text
+
     def test_settings_are_not_for_records(self, capsys: Capture, tmp_path: Path) -> None:
         path = tmp_path / "records.jsonl"
         path.write_text("")
@@ -509,3 +520,18 @@ class TestDemo:
         text = run(capsys, "demo")
         assert "torch is not installed" in text
         assert "there is no model to train" in text
+
+
+def test_what_set_offers_is_taken(capsys: Capture) -> None:
+    """The fields that the message names; those with an option of their own are not among them."""
+    text = refused(capsys, "explain", *CALL, "--set", "colour=red")
+    offered = text.split("one of ")[1].split(", ")
+    values = {"integer": "1", "boolean": "false"}
+    for row in _core.field_table():
+        if row["of"] != "features":
+            continue
+        value = values.get(row["type"]) or row["choices"][0]
+        status = main(["explain", *CALL, "--set", f"{row['name']}={value}"])
+        problems = capsys.readouterr().err
+        assert ("the option for" in problems) == (row["name"] not in [name.strip() for name in offered]), row["name"]
+        assert status == 0 or ("multiple values" not in problems and "given together" not in problems), problems

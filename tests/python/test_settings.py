@@ -112,6 +112,10 @@ def test_switched_off() -> None:
     assert {reason.way for reason in reasons[Backend.cudnn]} >= {"switched_off"}
     with pytest.raises(ValueError, match=r"switched_off: got 'flash9', expected one of cpu"):
         Settings(switched_off=["flash9"])
+    with pytest.raises(ValueError, match=r"switched_off: got 5, expected a name or a list of cpu, cudnn"):
+        Settings(switched_off=5)  # type: ignore[arg-type]
+    left_out = select(PROBLEM, H200, Settings(backend="cudnn")).reasons[Backend.flash3]
+    assert [(reason.rule, reason.way) for reason in left_out] == [("flash3.not_required", "not_required")]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +211,7 @@ def test_a_required_backend_that_is_switched_off(monkeypatch: pytest.MonkeyPatch
     assert reason.required
     assert "cudnn" in decision.explain()
     others = {reason.way for backend in (Backend.flash3, Backend.unfused) for reason in decision.reasons[backend]}
-    assert others == {"switched_off"}
+    assert others == {"not_required"}
     error = no_backend(decision)
     assert isinstance(error, NoBackendError)
     assert isinstance(error, RuntimeError)

@@ -608,3 +608,23 @@ def test_export(compiled: Any) -> None:
     program = torch.export.export(Model(), (X,), dynamic_shapes=({1: length},), strict=True)
     for n in (2, 77, 4096):
         assert program.module()(torch.zeros(2, n, dtype=torch.bfloat16))[0, 0] == 1
+
+
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+def test_facts_that_nobody_asked_leave_nothing_undecided(compiled: Any, device: str) -> None:
+    """A backend that is out anyway asks for no fact; its reasons are those that hold."""
+    machine = Device.named(device, flash2=None)
+
+    def call(x: Any) -> Any:
+        return x + 1, select(
+            Problem(batch=x.shape[0], heads=8, seqlen_q=x.shape[1], seqlen_k=x.shape[2], head_dim=320, causal=True),
+            machine,
+        )
+
+    decision = torch.compile(call, fullgraph=True, backend="eager", dynamic=True)(torch.zeros(3, 640, 1280))[1]
+    eager = select(Problem(batch=3, heads=8, seqlen_q=640, seqlen_k=1280, head_dim=320, causal=True), machine)
+    assert None not in dict(decision.facts).values()
+    for backend, reasons in decision.reasons.items():
+        assert not [reason for reason in reasons if reason.undecided]
+        assert bool(reasons) == (backend not in decision.eligible)
+        assert {reason.rule for reason in reasons} <= {reason.rule for reason in eager.reasons[backend]}

@@ -302,6 +302,7 @@ def test_only_what_selection_reads_is_guarded(compiled: Any) -> None:
         ({"attn_mask_type": "diagonal"}, "attn_mask_type: got 'diagonal', expected one of"),
         ({"qkv_layout": "bhs"}, "qkv_layout: got 'bhs', expected one of"),
         ({"softmax_type": "hard"}, "softmax_type: got 'hard', expected one of"),
+        ({"deterministic": "x"}, "deterministic: got 'x', expected True or False"),
         ({"head_dim_qk": 0}, "head_dim_qk: got 0, expected"),
         ({"window_size": (-5, 0)}, "window_size: got (-5, 0), expected"),
         ({"fp8": True}, "fp8"),

@@ -44,7 +44,7 @@ PROBLEMS = [
     Problem(**SIZES, window_size=(64, 0), softcap=30.0, dropout_p=0.1, sinks=True, dtype="float16", training=False),
     Problem(**SIZES, layout="thd", alibi_slopes=True, return_lse=True),
     Problem(**SIZES, attn_bias="1hss", attn_mask="boolean", bias_requires_grad=True),
-    Problem(heads=1, seqlen_q=0, seqlen_k=2**40, head_dim=1, batch=0),
+    Problem(heads=1, seqlen_q=0, seqlen_k=2**31 - 1, head_dim=1, batch=0),
 ]
 DEVICES = [
     Device(),
@@ -166,7 +166,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"head_dim_v": -1}, "head_dim_v: got -1, expected"),
     ({"seqlen_q": -1}, "seqlen_q: got -1, expected an integer from 0 up"),
     ({"seqlen_q": None}, "seqlen_q: got None, expected an int"),
-    ({"seqlen_k": 2**63}, "seqlen_k: got 9223372036854775808, expected at most"),
+    ({"seqlen_k": 2**63}, "seqlen_k: got 9223372036854775808, expected at most 2147483647"),
+    ({"seqlen_q": 2**31}, "seqlen_q: got 2147483648, expected at most 2147483647"),
+    ({"batch": 2**31}, "batch: got 2147483648, expected at most 2147483647"),
+    ({"attn_bias": True}, "attn_bias: got True, expected 4 sizes .* or a word such as '1hss'"),
+    ({"attn_bias": 5}, "attn_bias: got 5, expected 4 sizes"),
     ({"batch": 1.5}, "batch: got 1.5, expected an int"),
     ({"window_size": (-2, 0)}, "window_left: got -2, expected an integer from -1 up"),
     ({"window_size": (5, -3)}, "window_right: got -3, expected an integer from -1 up"),
@@ -183,7 +187,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"align": "left"}, "align: got 'left', expected one of top_left, bottom_right"),
     ({"attn_mask": "x"}, "attn_mask: got 'x', expected one of none, boolean, additive"),
     ({"attn_bias": "zz"}, "bias_shape: got 'zz', expected one of"),
-    ({"attn_bias": (1, 2)}, r"attn_bias: got shape \(1, 2\), expected 4 sizes"),
+    ({"attn_bias": (1, 2)}, r"attn_bias: got \(1, 2\), expected 4 sizes"),
     ({"attn_bias": "1hss", "alibi_slopes": True}, "alibi_slopes: given together with attn_bias"),
     ({"dropout_p": float("nan")}, "dropout_p: got nan, expected a probability from 0 to 1"),
     ({"dropout_p": 1.5}, "dropout_p: got 1.5, expected a probability"),
@@ -372,7 +376,7 @@ def test_problem_of_features(torch: Any) -> None:
     assert Problem.of(q, q, q, seqlens_q=torch.zeros(3), seqlens_k=torch.zeros(3)).padding
     with pytest.raises(ValueError, match="layout: got 'hsbd', expected one of bshd"):
         Problem.of(q, q, q, layout="hsbd")
-    with pytest.raises(ValueError, match=r"attn_bias: got shape \(2, 2\), expected 4 sizes"):
+    with pytest.raises(ValueError, match=r"attn_bias: got \(2, 2\), expected 4 sizes"):
         Problem.of(q, q, q, attn_bias=torch.zeros(2, 2))
 
 
@@ -550,3 +554,29 @@ def test_fields_are_read_as_attributes() -> None:
     assert {name: getattr(H200, name) for name in H200.to_dict()} == H200.to_dict()
     with pytest.raises(AttributeError, match="Problem has no field 'colour'"):
         problem.colour  # noqa: B018
+
+
+def test_a_compute_capability_says_that_it_is_a_cuda_device() -> None:
+    assert Device(sm=90).device_kind == "cuda"
+    assert Device.named("cpu").replace(sm=90).device_kind == "cuda"
+    assert Device(sm=0).device_kind == Device().device_kind == "cpu"
+    message = "sm: got 0 with device_kind cuda, expected the compute capability times 10"
+    for fields in ({}, {"sm": 0}):
+        with pytest.raises(ValueError, match=message):
+            Device(device_kind="cuda", **fields)
+    with pytest.raises(ValueError, match=message):
+        H200.replace(sm=0)
+
+
+def test_edited_settings_are_refused() -> None:
+    text = Settings(policy="te", backend="cudnn", switched_off=["flash2"]).to_json()
+    assert Settings.from_json(text).to_json() == text
+    for name, wrong in (("policy", "fastest"), ("contract", "auto"), ("switched_off", []), ("named", ["flash3"])):
+        edited = json.dumps({**json.loads(text), name: wrong})
+        with pytest.raises(ValueError, match=rf"{name}: got .*, but the word 0x\w+ says"):
+            Settings.from_json(edited)
+    described = {"word": json.loads(text)["word"], "describe": Settings().describe()}
+    with pytest.raises(ValueError, match=r"describe: got 'policy=fastest .*, but the word"):
+        Settings.from_json(json.dumps(described))
+    with pytest.raises(ValueError, match="settings: got the key 'polciy', expected one of word, "):
+        Settings.from_json(json.dumps({**json.loads(text), "polciy": "te"}))
