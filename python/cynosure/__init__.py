@@ -22,9 +22,9 @@ from cynosure.te import AttentionParams, get_attention_backend
 from cynosure.version import Version
 
 if TYPE_CHECKING:
-    from cynosure._attention import attention
-    from cynosure.dot_product_attention import DotProductAttention
-    from cynosure.sdpa import scaled_dot_product_attention
+    from cynosure._attention import attention as attention
+    from cynosure.dot_product_attention import DotProductAttention as DotProductAttention
+    from cynosure.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
 
 __version__: str = _core.VERSION
 
@@ -42,18 +42,23 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'cynosure' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"cynosure.{module}"), name)
+    try:
+        value = getattr(import_module(f"cynosure.{module}"), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "torch":
+            raise
+        raise ImportError(f"cynosure.{name} needs torch 2.10 or newer, which is not installed") from error
     globals()[name] = value
     return value
 
 
+# Without the names that need torch: `import *` imports nothing more.
 __all__ = [
     "AttentionParams",
     "Backend",
     "Contract",
     "Decision",
     "Device",
-    "DotProductAttention",
     "Fix",
     "FusedAttnBackend",
     "NoBackendError",
@@ -62,7 +67,6 @@ __all__ = [
     "Settings",
     "Version",
     "__version__",
-    "attention",
     "explain",
     "faults",
     "get_attention_backend",
@@ -70,6 +74,9 @@ __all__ = [
     "ledgers",
     "prefer",
     "require",
-    "scaled_dot_product_attention",
     "select",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OF_TORCH})

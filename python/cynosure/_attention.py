@@ -39,7 +39,7 @@ _no_limits = (-1, -1)
 _nested.register()
 
 
-def attention(
+def attention(  # noqa: D417  # pairs of arguments share a line
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -105,7 +105,9 @@ def attention(
         raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(DIMS)}")
     if causal is not True and causal is not False:
         causal = _truth("causal", causal)
-    if not (isinstance(softcap, float) and isinstance(dropout_p, float) and (scale is None or isinstance(scale, float))):
+    if not (
+        isinstance(softcap, float) and isinstance(dropout_p, float) and (scale is None or isinstance(scale, float))
+    ):
         softcap, dropout_p = _number("softcap", softcap), _number("dropout_p", dropout_p)
         scale = None if scale is None else _number("scale", scale)
     if isinstance(attn_mask, torch.Tensor) and attn_mask.dim() < 4:
@@ -278,7 +280,7 @@ def attention(
 
 def _truth(name: str, value: Any) -> bool:
     """A comparison of symbolic lengths, while tracing; nothing else but a bool."""
-    if compiling() and isinstance(value, torch.SymBool):
+    if compiling() and isinstance(value, (bool, torch.SymBool)):
         return True if value else False  # noqa: SIM210  # bool() of it does not trace
     raise ValueError(f"{name}: got {value!r}, expected True or False")
 

@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from cynosure import _tracing
 from cynosure._attention import _autocast
-from cynosure._tracing import Traceable
+from cynosure._tracing import Traceable, compiling
 
 
 def refuse(name: str, got: str, expected: str, kind: type[Exception] = RuntimeError) -> NoReturn:
@@ -84,7 +85,7 @@ class Inputs(Traceable):
 
     def _same(self, a: Any, b: Any) -> Any:
         """Whether two sizes are equal; where a trace cannot know, they are."""
-        return self._guard_or_true(a == b) if self._compiling() else a == b
+        return _tracing.guard_or_true(a == b) if compiling() else a == b
 
     def _check_tensors(self, query: Any, key: Any, value: Any, attn_mask: Any) -> None:
         for name, t in (("query", query), ("key", key), ("value", value)):

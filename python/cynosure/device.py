@@ -26,7 +26,6 @@ def _built(kind: str) -> list[str]:
     return ["cpu", "unfused"] if kind == "cpu" else ["unfused"]
 
 
-
 class Device:
     """A machine by value. `Device.this()` detects this one; `Device.named("h200", cudnn="9.21.0")` describes another.
 

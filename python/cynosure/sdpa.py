@@ -34,7 +34,7 @@ from cynosure._operators import (
     unusual,
 )
 from cynosure._sdpa_inputs import Inputs
-from cynosure._tracing import compiling, in_traces
+from cynosure._tracing import call, compiling, in_traces
 from cynosure.errors import NoBackendError
 from cynosure.settings import _word_with, eager_now
 
@@ -256,9 +256,9 @@ def _traced(*given: Any) -> Tensor:
     """While torch traces: the operator that names its arguments."""
     c = object.__new__(Inputs)
     c.take(*given)
-    word = c._evaluate("allowed_now", c._traced_word())
+    word = call("allowed_now", c._traced_word())
     get = ENVIRONMENT.get
-    runtime, error = c._evaluate("runtime_options", get(b"CYNOSURE_CPU_ISA"), get(b"CYNOSURE_CHECK"))
+    runtime, error = call("runtime_options", get(b"CYNOSURE_CPU_ISA"), get(b"CYNOSURE_CHECK"))
     if error is not None:
         raise ValueError(error)
     seed = draw_seed(c.q) if c.dropout_p else None
