@@ -8,18 +8,16 @@
 namespace cynosure {
 namespace {
 
-constexpr std::array<std::string_view, 4> kWayWords{"switched off", "not installed", "not built in this release",
-                                                    "not eligible"};
-
 /// The call in one line: its sizes, and what differs from a plain one.
 std::string call_text(const Problem& problem) {
-  constexpr std::array always{Field::heads, Field::kv_heads, Field::head_dim_qk, Field::head_dim_v, Field::dtype,
-                              Field::layout};
+  constexpr std::array always{Field::heads,      Field::kv_heads, Field::head_dim_qk,
+                              Field::head_dim_v, Field::dtype,    Field::layout};
   std::string text;
   for (const FieldInfo& field : fields()) {
     if (static_cast<std::size_t>(field.field) >= kFirstDeviceField) break;
     const std::int64_t here = value(field.field, problem, Device{}, Settings{});
-    const bool shown = static_cast<std::size_t>(field.field) < 3 || std::ranges::find(always, field.field) != always.end() ||
+    const bool shown = static_cast<std::size_t>(field.field) < 3 ||
+                       std::ranges::find(always, field.field) != always.end() ||
                        here != value(field.field, Problem{}, Device{}, Settings{});
     if (shown) text += (text.empty() ? "" : ", ") + std::string(field.name) + "=" + value_text(field.field, here);
   }
@@ -27,8 +25,9 @@ std::string call_text(const Problem& problem) {
 }
 
 std::string reason_text(const Reason& reason) {
-  if (reason.way == Way::switched_off || reason.way == Way::not_built)
-    return std::string(kWayWords[static_cast<std::size_t>(reason.way)]);
+  // These say all there is to say; of the others a reader wants the values.
+  if (reason.way == Way::switched_off) return "switched off";
+  if (reason.way == Way::not_built) return "not built in this release";
   std::string actual;
   for (const Reason::Actual& item : reason.actual)
     actual += (actual.empty() ? "" : ", ") + item.name + "=" + item.value;

@@ -106,8 +106,25 @@ TEST(Refusal, SaysWhatToDoAndEveryReason) {
   ASSERT_FALSE(decision.backend().has_value());
   const std::string text = decision.refusal();
   EXPECT_TRUE(text.starts_with("no backend may run this call")) << text;
-  for (const char* part : {"cpu.dtype: dtype=float64; required: float32, bfloat16 or float16", "dtype=float64", "unfused"})
+  for (const char* part :
+       {"cpu.dtype: dtype=float64; required: float32, bfloat16 or float16", "dtype=float64", "unfused"})
     EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+}
+
+TEST(Refusal, SaysEachWay) {
+  const Settings settings = Settings{}
+                                .with_contract(Contract::require, {Backend::cpu, Backend::flash2})
+                                .with_enabled(BackendSet{Backend::unfused} | Backend::flash2);
+  const std::string text = select(problem(8), settings, cpu()).refusal();
+  const auto line = [&](const std::string& backend) {
+    const std::size_t start = text.find("\n  " + backend + ": ");
+    return text.substr(start, text.find('\n', start + 1) - start);
+  };
+  EXPECT_EQ(line("cpu"), "\n  cpu: switched off") << text;
+  EXPECT_NE(line("flash2").find(": not built in this release"), std::string::npos) << text;
+  EXPECT_NE(line("flash2").find("cuda.device: device_kind=cpu"), std::string::npos) << text;
+  EXPECT_EQ(line("unfused"), "\n  unfused: unfused.not_required: contract=require; required: named in require(...)")
+      << text;
 }
 
 TEST(Refusal, NamesWhatIsRequiredAndSwitchedOff) {
