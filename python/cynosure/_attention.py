@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cynosure import _nested, log
+from cynosure import _core, _nested, log
 from cynosure._constant import ENVIRONMENT
 from cynosure._operators import (
     CAUSAL,
@@ -29,8 +29,8 @@ from cynosure._operators import (
     unusual,
 )
 from cynosure._tracing import call, compiling, in_traces
-from cynosure.backend import BackendArgument, Contract
-from cynosure.settings import _word_with, eager_now, traced_word
+from cynosure.backend import BackendArgument
+from cynosure.settings import eager_now, traced_word, word_over
 
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 is_grad_enabled = torch.is_grad_enabled
@@ -150,11 +150,8 @@ def attention(  # noqa: D417  # pairs of arguments share a line
         )
     if compiling():
         word = traced_word()
-        if not (isinstance(backend, str) and backend == "auto") or policy is not None:
-            kind, names = (backend.kind, backend.names) if isinstance(backend, Contract) else (None, backend)
-            word, error, wrong_type = _word_with(word, kind, names, policy, None, None, None)
-            if error is not None:
-                raise (TypeError(error) if wrong_type else ValueError(error))
+        if _said(backend) is not None or policy is not None:
+            word = word_over(word, _said(backend), policy)
         runtime, error = call(
             "runtime_options", ENVIRONMENT.get(b"CYNOSURE_CPU_ISA"), ENVIRONMENT.get(b"CYNOSURE_CHECK")
         )
@@ -199,7 +196,7 @@ def attention(  # noqa: D417  # pairs of arguments share a line
         if logged:
             log.follow_ledger()
         if backend != "auto" or policy is not None:
-            word = _word_for(word, backend, policy)
+            word = _word_for(word, _said(backend), policy)
         isa, check = ENVIRONMENT.get(b"CYNOSURE_CPU_ISA"), ENVIRONMENT.get(b"CYNOSURE_CHECK")
         runtime = 0 if isa is None and check is None else _runtime(isa, check)
         if plain and not unusual():
@@ -374,13 +371,11 @@ def runtime_options(isa: bytes | None, check: bytes | None) -> tuple[int, str | 
     if isa is not None:
         from cynosure._detect import detect
 
-        names = ("generic", "avx2", "avx512", "amx")
-        name, best = isa.decode(errors="replace"), detect().cpu_isa
-        if name not in names:
-            return 0, f"CYNOSURE_CPU_ISA: got {name!r}, expected one of {', '.join(names)}"
-        if names.index(name) > names.index(best):
+        name, best = isa.decode(), detect().cpu_isa  # a name that is none was refused with the settings
+        level = _core.CPU_ISAS.index(name)
+        if level > _core.CPU_ISAS.index(best):
             return 0, f"CYNOSURE_CPU_ISA: got {name!r}, expected at most {best!r}, the best of this processor"
-        options |= (names.index(name) + 1) << CPU_ISA_SHIFT
+        options |= (level + 1) << CPU_ISA_SHIFT
     return options, None
 
 
@@ -388,18 +383,20 @@ _words: dict[Any, int] = {}
 _MOST_WORDS = 256
 
 
-def _word_for(word: int, backend: BackendArgument, policy: str | None) -> int:
+def _said(backend: BackendArgument) -> BackendArgument | None:
+    """None for "auto": a call that says nothing leaves the environment's contract."""
+    return None if isinstance(backend, str) and backend == "auto" else backend
+
+
+def _word_for(word: int, backend: BackendArgument | None, policy: str | None) -> int:
     """The word with this call's contract and policy over it; remembered."""
-    kind, names = (backend.kind, backend.names) if isinstance(backend, Contract) else (None, backend)
-    key = (word, kind, tuple(names) if isinstance(names, list) else names, policy)
+    key = (word, tuple(backend) if isinstance(backend, list) else backend, policy)
     try:
         known = _words.get(key)
-    except TypeError:
+    except TypeError:  # nothing to remember by: refused below
         known = None
     if known is None:
-        known, error, wrong_type = _word_with(word, kind, names, policy, None, None, None)
-        if error is not None:
-            raise TypeError(error) if wrong_type else ValueError(error)
+        known = word_over(word, backend, policy)
         if len(_words) >= _MOST_WORDS:
             _words.clear()
         _words[key] = known

@@ -31,7 +31,7 @@ from cynosure._operators import (
     transforms_active,
 )
 from cynosure._transforms import Forward, Gradients
-from cynosure.device import Device
+from cynosure.device import Device, built_for
 from cynosure.problem import Problem
 
 _LAYOUTS = tuple(DIMS)
@@ -112,8 +112,8 @@ def _device(device: torch.device, options: int) -> Device | None:
     from cynosure._detect import detect
 
     isa = options >> CPU_ISA_SHIFT & 7
-    names = ("generic", "avx2", "avx512", "amx")
-    return Device(device_kind="cpu", cpu_isa=names[isa - 1] if isa else detect().cpu_isa, built=["cpu", "unfused"])
+    name = _core.CPU_ISAS[isa - 1] if isa else detect().cpu_isa
+    return Device(device_kind="cpu", cpu_isa=name, built=built_for("cpu"))
 
 
 @dataclass

@@ -19,7 +19,7 @@ _FIELDS = frozenset(_core.device_dict(_core.default_device()))
 OPERATORS = Path(_core.__file__).with_name("libcynosure_torch.so")
 
 
-def _built(kind: str) -> list[str]:
+def built_for(kind: str) -> list[str]:
     """The backends that this build runs on tensors of a kind of device."""
     if not OPERATORS.exists():
         return []
@@ -133,7 +133,7 @@ def _detected_key(index: int | None) -> bytes:
         "device_kind": "cpu",
         "cpu_isa": os.environ.get("CYNOSURE_CPU_ISA", found.cpu_isa),
         "torch": found.torch.version,
-        "built": _built("cuda" if found.gpus else "cpu"),
+        "built": built_for("cuda" if found.gpus else "cpu"),
     }
     if index is not None and not 0 <= index < len(found.gpus):
         raise ValueError(f"device: got index {index}, expected one of the {len(found.gpus)} CUDA devices here")

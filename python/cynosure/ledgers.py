@@ -237,10 +237,10 @@ def _again(row: Any, here: bool) -> tuple[str | None, Decision]:
 
 def _this_like(recorded: Device) -> Device:
     """This machine, as calls on the recorded kind of device meet it."""
-    from cynosure.device import Device, _built
+    from cynosure.device import Device, built_for
 
     if recorded.device_kind == "cpu":
-        return Device.this().replace(device_kind="cpu", sm=0, sm_count=0, built=_built("cpu"))
+        return Device.this().replace(device_kind="cpu", sm=0, sm_count=0, built=built_for("cpu"))
     return Device.this()
 
 

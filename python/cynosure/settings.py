@@ -135,8 +135,7 @@ class Settings:
         """Of this process now. Precedence: the arguments here, `CYNOSURE_*`, `NVTE_*`."""
         word = current_word()
         if backend is not None or policy is not None:
-            kind, names = (backend.kind, backend.names) if isinstance(backend, Contract) else (None, backend)
-            word = _checked(*_word_with(word, kind, names, policy, None, None, None))
+            word = word_over(word, backend, policy)
         return settings_of_word(word)
 
     @classmethod
@@ -239,6 +238,12 @@ def _checked(word: int, error: str | None, wrong_type: bool) -> int:
     if error is not None:
         raise ValueError(error)
     return word
+
+
+def word_over(word: int, backend: BackendArgument | None, policy: str | None) -> int:
+    """The word with a call's contract and policy over it; None keeps a part. Works in traced code, too."""
+    kind, names = (backend.kind, backend.names) if isinstance(backend, Contract) else (None, backend)
+    return _checked(*_word_with(word, kind, names, policy, None, None, None))
 
 
 def settings_of_word(word: int) -> Settings:

@@ -227,6 +227,9 @@ void bind_values(nb::module_& m) {
       .value("flash3", Backend::flash3)
       .value("flash4", Backend::flash4)
       .value("unfused", Backend::unfused);
+  nb::list isas;
+  for (const std::string_view isa : kCpuIsaNames) isas.append(nb::cast(std::string(isa)));
+  m.attr("CPU_ISAS") = nb::tuple(isas);
   m.attr("TE_SUB_BACKENDS") = nb::make_tuple(nb::make_tuple("No_Backend", -1),
                                              nb::make_tuple("F16_arbitrary_seqlen", 1), nb::make_tuple("FP8", 2));
   m.def("pack_features", &pack_features, nb::arg("values"),

@@ -665,7 +665,7 @@ def test_autocast_as_sdpa(compiled: Any, dtype: torch.dtype, compiler: str | Non
 
     def drop_in(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return cynosure.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2)  # type: ignore[no-any-return]
+        return cynosure.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2)
 
     for function in (ours, drop_in):
         run = torch.compile(function, fullgraph=True, backend=compiler) if compiler else function
@@ -978,3 +978,19 @@ def test_dtensor_shards_batch_and_heads() -> None:
     assert failures.empty(), failures.get()
     assert not hung
     assert all(rank.exitcode == 0 for rank in ranks)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_policy_leaves_the_environments_contract(clean_environment: pytest.MonkeyPatch, compiled: bool) -> None:
+    """A call that names a policy and no backend: CYNOSURE_BACKEND still holds."""
+    clean_environment.setenv("CYNOSURE_BACKEND", "unfused")
+    q = torch.randn(1, 5, 2, 8)
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = cynosure.attention(q, q, q, policy="fastest")
+        return out
+
+    function = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend
+    with Ran() as ran:
+        function(q)
+    assert ran.only == "unfused"
