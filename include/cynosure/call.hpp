@@ -23,12 +23,12 @@ inline constexpr std::array<std::string_view, 8> kElementNames{"bfloat16", "floa
 struct TensorInfo {
   bool given = false;
   Element element = Element::other;
-  std::string_view other_name{};           ///< for messages, where the element is `other`
-  std::int8_t rank = 0;                   ///< true rank; sizes hold the first four
+  std::string_view other_name{};  ///< for messages, where the element is `other`
+  std::int8_t rank = 0;           ///< true rank; sizes hold the first four
   std::array<std::int64_t, 4> sizes{};
-  std::int16_t device_kind = 0;           ///< torch's DeviceType
+  std::int16_t device_kind = 0;  ///< torch's DeviceType
   std::int16_t device_index = 0;
-  std::int64_t identity = 0;              ///< equal for two arguments that are one tensor
+  std::int64_t identity = 0;  ///< equal for two arguments that are one tensor
 };
 
 /// The order of dimensions of q, k, v and out, letters as in Layout.

@@ -10,9 +10,9 @@ namespace {
 
 constexpr std::int64_t kMaxInt32 = 2147483647;
 // torch's DeviceType, in its order.
-constexpr std::array<std::string_view, 21> kDeviceKinds{"cpu",    "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip",
-                                                        "fpga",   "maia", "xla",    "vulkan", "metal",  "xpu",   "mps",
-                                                        "meta",   "hpu",  "ve",     "lazy",   "ipu",    "mtia",  "privateuseone"};
+constexpr std::array<std::string_view, 21> kDeviceKinds{
+    "cpu",   "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip",  "fpga", "maia", "xla",          "vulkan",
+    "metal", "xpu",  "mps",    "meta",   "hpu",    "ve",    "lazy", "ipu",  "mtia", "privateuseone"};
 
 template <class Table, class Value>
 std::string text(const Table& names, Value value) {
@@ -35,8 +35,8 @@ std::string shape_of(const TensorInfo& t) {
 
 std::string device_of(const TensorInfo& t) {
   const auto kind = static_cast<std::size_t>(t.device_kind);
-  std::string name = kind < kDeviceKinds.size() ? std::string(kDeviceKinds[kind])
-                                                : "device type " + std::to_string(t.device_kind);
+  std::string name =
+      kind < kDeviceKinds.size() ? std::string(kDeviceKinds[kind]) : "device type " + std::to_string(t.device_kind);
   if (t.device_kind != 0 && t.device_index >= 0) name += ":" + std::to_string(t.device_index);
   return name;
 }
@@ -100,8 +100,7 @@ class Checker {
       if (!floating(t->element))
         return type(name, "got " + dtype_of(*t) + ", expected float32, bfloat16, float16 or float64");
       if (t->element != c_.q.element)
-        return type(name, "got " + dtype_of(*t) + ", expected " +
-                              text(kElementNames, c_.q.element) + " as q");
+        return type(name, "got " + dtype_of(*t) + ", expected " + text(kElementNames, c_.q.element) + " as q");
       if (!same_device(name, *t)) return false;
     }
     return true;
@@ -125,7 +124,8 @@ class Checker {
       for (const auto& [what, size] :
            {std::pair{"heads", t->sizes[head]}, std::pair{"head dim", head_dim(*t, c_.dims)}}) {
         if (size == 0) return value(name, std::string(what) + " 0, expected at least 1");
-        if (size > kMaxInt32) return value(name, std::string(what) + " " + std::to_string(size) + ", expected at most 2147483647");
+        if (size > kMaxInt32)
+          return value(name, std::string(what) + " " + std::to_string(size) + ", expected at most 2147483647");
       }
     }
     const std::int64_t heads = c_.q.sizes[head];
@@ -144,7 +144,8 @@ class Checker {
     if (c_.causal && c_.window_right > 0)
       return value("window_size", "got (" + std::to_string(c_.window_left) + ", " + std::to_string(c_.window_right) +
                                       ") with causal, expected 0 or -1 on the right");
-    if (!std::isfinite(c_.scale)) return value("scale", "got " + std::to_string(c_.scale) + ", expected a finite number");
+    if (!std::isfinite(c_.scale))
+      return value("scale", "got " + std::to_string(c_.scale) + ", expected a finite number");
     if (!(c_.softcap >= 0) || std::isinf(c_.softcap))
       return value("softcap", "got " + std::to_string(c_.softcap) + ", expected 0 (none) or a positive number");
     if (!(c_.dropout_p >= 0 && c_.dropout_p <= 1))
@@ -153,8 +154,7 @@ class Checker {
   }
 
   bool integers(std::string_view name, const TensorInfo& t, std::int64_t count, std::string_view what) {
-    if (t.element != Element::int32)
-      return type(name, "got " + dtype_of(t) + ", expected int32");
+    if (t.element != Element::int32) return type(name, "got " + dtype_of(t) + ", expected int32");
     if (t.rank != 1 || differ(t.sizes[0], count))
       return value(name, "shape " + shape_of(t) + ", expected " + std::string(what) +
                              (known(count) ? " = [" + std::to_string(count) + "]" : ""));
@@ -201,12 +201,11 @@ class Checker {
   bool terms() {
     const auto float32_or_own = [&](std::string_view name, const TensorInfo& t, std::string_view also) {
       if (t.element == c_.q.element || t.element == Element::float32) return true;
-      return type(name, "got " + dtype_of(t) + ", expected " + std::string(also) +
-                            text(kElementNames, c_.q.element) + " as q" +
-                            (c_.q.element == Element::float32 ? "" : ", or float32"));
+      return type(name, "got " + dtype_of(t) + ", expected " + std::string(also) + text(kElementNames, c_.q.element) +
+                            " as q" + (c_.q.element == Element::float32 ? "" : ", or float32"));
     };
-    if (c_.attn_bias.given && !(float32_or_own("attn_bias", c_.attn_bias, "") &&
-                                broadcasts("attn_bias", c_.attn_bias, false)))
+    if (c_.attn_bias.given &&
+        !(float32_or_own("attn_bias", c_.attn_bias, "") && broadcasts("attn_bias", c_.attn_bias, false)))
       return false;
     if (c_.attn_mask.given) {
       if (c_.attn_mask.element != Element::boolean && !float32_or_own("attn_mask", c_.attn_mask, "bool, "))
@@ -217,8 +216,7 @@ class Checker {
     if (c_.alibi_slopes.given) {
       const TensorInfo& t = c_.alibi_slopes;
       if (c_.attn_bias.given) return value("alibi_slopes", "given together with attn_bias, expected one of them");
-      if (t.element != Element::float32)
-        return type("alibi_slopes", "got " + dtype_of(t) + ", expected float32");
+      if (t.element != Element::float32) return type("alibi_slopes", "got " + dtype_of(t) + ", expected float32");
       const std::int64_t batch = sizes_of(c_).batch;
       const bool good = (t.rank == 1 && !differ(t.sizes[0], heads)) ||
                         (t.rank == 2 && !differ(t.sizes[0], batch) && !differ(t.sizes[1], heads));
@@ -240,8 +238,7 @@ class Checker {
     const TensorInfo& t = c_.dropout_seed;
     if (!t.given)
       return c_.dropout_p == 0 || value("dropout_seed", "missing with dropout_p > 0, expected int64 [2]: seed, offset");
-    if (t.element != Element::int64)
-      return type("dropout_seed", "got " + dtype_of(t) + ", expected int64");
+    if (t.element != Element::int64) return type("dropout_seed", "got " + dtype_of(t) + ", expected int64");
     if (t.rank != 1 || differ(t.sizes[0], 2))
       return value("dropout_seed", "shape " + shape_of(t) + ", expected [2]: seed, offset");
     return same_device("dropout_seed", t);
@@ -269,7 +266,8 @@ BiasShape bias_shape(const TensorInfo& t) {
   const bool b = t.sizes[0] != 1;
   const bool h = t.sizes[1] != 1;
   const bool s = t.sizes[2] != 1;
-  if (s) return b ? (h ? BiasShape::b_h_s_s : BiasShape::b_one_s_s) : (h ? BiasShape::one_h_s_s : BiasShape::one_one_s_s);
+  if (s)
+    return b ? (h ? BiasShape::b_h_s_s : BiasShape::b_one_s_s) : (h ? BiasShape::one_h_s_s : BiasShape::one_one_s_s);
   return b ? (h ? BiasShape::b_h_one_s : BiasShape::b_one_one_s)
            : (h ? BiasShape::one_h_one_s : BiasShape::one_one_one_s);
 }

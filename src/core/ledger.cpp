@@ -38,13 +38,12 @@ struct Slot {
 
 class Ledger {
  public:
-  /// The slot of a decision; null when the ledger is full. `added`: it is new.
-  Slot* find(const Key& key, const Outcome& outcome, bool& added) {
+  /// The slot of a decision, made where it is new; null when the ledger is full.
+  Slot* find(const Key& key, const Outcome& outcome) {
     const std::lock_guard lock(mutex_);
     const auto found = slots_.find(key);
     if (found != slots_.end()) return found->second;
     if (order_.size() == kLedgerCapacity) return nullptr;
-    added = true;
     Slot* slot = new Slot{key, outcome};  // NOLINT(cppcoreguidelines-owning-memory): lives as long as the process
     slots_.emplace(key, slot);
     order_.push_back(slot);
@@ -90,29 +89,24 @@ std::atomic<LedgerSink> sink{nullptr};
 
 Outcome decide_and_record(const Problem& problem, Settings settings, const Device& device, Direction direction) {
   thread_local Slot* last = nullptr;
+  if (last == nullptr || last->key.settings != settings || last->key.problem != problem || last->key.device != device) {
+    const Outcome outcome = cached_outcome(problem, settings, device);
+    Slot* const found = the_ledger().find({problem, settings, device}, outcome);
+    if (found == nullptr) {
+      the_ledger().count_unlisted();
+      return outcome;
+    }
+    last = found;
+  }
+  Slot& slot = *last;  // the sink may run code that decides, too
   const auto count = static_cast<std::size_t>(direction);
-  if (last != nullptr && last->key.settings == settings && last->key.problem == problem &&
-      last->key.device == device) {
-    if (last->counts[count].fetch_add(1, std::memory_order_relaxed) + last->counts[1 - count].load() > 0)
-      return last->outcome;
-    // Counted for the first time since the ledger was cleared: new again.
+  const std::uint64_t before =
+      slot.counts[count].fetch_add(1, std::memory_order_relaxed) + slot.counts[1 - count].load();
+  // The first since the process began, or since the ledger was cleared.
+  if (before == 0)
     if (const LedgerSink call = sink.load(std::memory_order_acquire))
-      call({problem, settings, device, last->outcome}, direction);
-    return last->outcome;
-  }
-  const Outcome outcome = cached_outcome(problem, settings, device);
-  bool added = false;
-  Slot* slot = the_ledger().find({problem, settings, device}, outcome, added);
-  if (slot == nullptr) {
-    the_ledger().count_unlisted();
-    return outcome;
-  }
-  last = slot;
-  const std::uint64_t before = slot->counts[count].fetch_add(1, std::memory_order_relaxed) + slot->counts[1 - count];
-  if (added || before == 0)
-    if (const LedgerSink call = sink.load(std::memory_order_acquire))
-      call({problem, settings, device, outcome}, direction);
-  return outcome;
+      call({problem, settings, device, slot.outcome}, direction);
+  return slot.outcome;
 }
 
 LedgerSnapshot ledger() { return the_ledger().snapshot(); }

@@ -39,8 +39,9 @@ std::optional<std::string> check_call(const nb::tuple& tensors, std::int64_t max
                                       std::int64_t window_left, std::int64_t window_right, double scale, double softcap,
                                       double dropout_p, int dims, bool causal) {
   Call call;
-  const std::array to{&call.q,    &call.k,         &call.v,         &call.attn_bias, &call.attn_mask, &call.alibi_slopes,
-                      &call.sinks, &call.seqlens_q, &call.seqlens_k, &call.dropout_seed};
+  const std::array to{
+      &call.q,     &call.k,         &call.v,         &call.attn_bias,   &call.attn_mask, &call.alibi_slopes,
+      &call.sinks, &call.seqlens_q, &call.seqlens_k, &call.dropout_seed};
   for (std::size_t i = 0; i < to.size(); ++i) *to[i] = tensor_info(tensors[i]);
   call.max_seqlen_q = max_seqlen_q;
   call.max_seqlen_k = max_seqlen_k;
@@ -93,7 +94,8 @@ void bind_call(nb::module_& m) {
         const CallError error = take_last_error();
         return std::tuple(static_cast<int>(error.kind), error.text);
       },
-      "(0 none, 1 ValueError, 2 TypeError or 3 NoBackendError, the text) of what an operator of this thread threw last.");
+      "(0 none, 1 ValueError, 2 TypeError or 3 NoBackendError, the text) of what an operator of this thread threw "
+      "last.");
   m.def("ledger_rows", &ledger_rows);
   m.def("ledger_unlisted", [] { return ledger().unlisted; });
   m.def("clear_ledger", &clear_ledger);

@@ -23,15 +23,16 @@ Element element_of(std::int32_t dtype) {
 }
 
 std::string_view other_name(std::int32_t dtype) {
-  const std::array<std::pair<std::int32_t, std::string_view>, 9> names{{{aoti_torch_dtype_uint8(), "uint8"},
-                                                                        {aoti_torch_dtype_int8(), "int8"},
-                                                                        {aoti_torch_dtype_int16(), "int16"},
-                                                                        {aoti_torch_dtype_complex32(), "complex32"},
-                                                                        {aoti_torch_dtype_complex64(), "complex64"},
-                                                                        {aoti_torch_dtype_complex128(), "complex128"},
-                                                                        {aoti_torch_dtype_float8_e5m2(), "float8_e5m2"},
-                                                                        {aoti_torch_dtype_float8_e4m3fn(), "float8_e4m3fn"},
-                                                                        {aoti_torch_dtype_uint16(), "uint16"}}};
+  const std::array<std::pair<std::int32_t, std::string_view>, 9> names{
+      {{aoti_torch_dtype_uint8(), "uint8"},
+       {aoti_torch_dtype_int8(), "int8"},
+       {aoti_torch_dtype_int16(), "int16"},
+       {aoti_torch_dtype_complex32(), "complex32"},
+       {aoti_torch_dtype_complex64(), "complex64"},
+       {aoti_torch_dtype_complex128(), "complex128"},
+       {aoti_torch_dtype_float8_e5m2(), "float8_e5m2"},
+       {aoti_torch_dtype_float8_e4m3fn(), "float8_e4m3fn"},
+       {aoti_torch_dtype_uint16(), "uint16"}}};
   for (const auto& [code, name] : names)
     if (code == dtype) return name;
   return {};
@@ -54,15 +55,7 @@ TensorInfo lengths_info(const OptionalTensor& t) {
   return info;
 }
 
-OptionalTensor optional_tensor(StableIValue value) {
-  return torch::stable::detail::to<OptionalTensor>(value);
-}
-/// Lengths in one piece: kernels take them by pointer.
-Tensor dense(const Tensor& t) {
-  if (rank(t) != 1 || strides(t)[0] == 1 || sizes(t)[0] < 2) return t;
-  return aten("aten::contiguous", "", t, aoti_torch_memory_format_contiguous_format());
-}
-
+OptionalTensor optional_tensor(StableIValue value) { return torch::stable::detail::to<OptionalTensor>(value); }
 double number(StableIValue value) { return torch::stable::detail::to<double>(value); }
 
 /// Cumulative lengths start at 0, never decrease and end within the tokens; each is at most the stated maximum.
@@ -106,8 +99,31 @@ void check_lengths(Arguments& a) {
 }
 
 std::uint16_t built(DeviceKind kind) {
-  const BackendSet set = kind == DeviceKind::cpu ? BackendSet{Backend::cpu, Backend::unfused} : BackendSet{Backend::unfused};
+  const BackendSet set =
+      kind == DeviceKind::cpu ? BackendSet{Backend::cpu, Backend::unfused} : BackendSet{Backend::unfused};
   return static_cast<std::uint16_t>(set.bits());
+}
+
+Device device_of(const Arguments& a) {
+  static const CpuIsa best = detect::best_cpu_isa();
+  Device device;
+  if (a.call.q.device_kind == aoti_torch_device_type_cpu()) {
+    device.cpu_isa = a.cpu_isa == 0 ? best : std::min(best, static_cast<CpuIsa>(a.cpu_isa - 1));
+    device.built = built(DeviceKind::cpu);
+    return device;
+  }
+  if (a.call.q.device_kind != aoti_torch_device_type_cuda())
+    fail(ErrorKind::value,
+         "q: on a device of torch type " + std::to_string(a.call.q.device_kind) + ", expected cpu or cuda");
+  static const detect::FoundGpus found = detect::find_gpus();
+  device.kind = DeviceKind::cuda;
+  device.built = built(DeviceKind::cuda);
+  const auto index = static_cast<std::size_t>(a.call.q.device_index);
+  if (index < found.gpus.size()) {
+    device.sm = static_cast<std::uint16_t>(found.gpus[index].sm);
+    device.sm_count = static_cast<std::uint16_t>(found.gpus[index].sm_count);
+  }
+  return device;
 }
 
 }  // namespace
@@ -151,8 +167,8 @@ void read(Arguments& a, StableIValue* tensors, StableIValue* shared) {
   a.check_values = (options & kCheck) != 0;
   a.cpu_isa = static_cast<std::uint8_t>((options >> kCpuIsaShift) & 7U);
 
-  if (a.seqlens_q) a.seqlens_q = dense(*a.seqlens_q);
-  if (a.seqlens_k) a.seqlens_k = dense(*a.seqlens_k);
+  if (a.seqlens_q) a.seqlens_q = rows_in_one_piece(*a.seqlens_q);
+  if (a.seqlens_k) a.seqlens_k = rows_in_one_piece(*a.seqlens_k);
   c.q = info_of(a.q);
   c.k = info_of(a.k);
   c.v = info_of(a.v);
@@ -168,46 +184,30 @@ void read(Arguments& a, StableIValue* tensors, StableIValue* shared) {
   a.scale = (options & kScaleGiven) != 0 ? c.scale : 1.0 / std::sqrt(static_cast<double>(a.sizes.head_dim_qk));
   if (c.q.device_kind == aoti_torch_device_type_cpu()) check_lengths(a);
   a.problem = problem_of(c);
-}
-
-Device device_of(const Arguments& a) {
-  static const CpuIsa best = detect::best_cpu_isa();
-  Device device;
-  if (a.call.q.device_kind == aoti_torch_device_type_cpu()) {
-    device.cpu_isa = a.cpu_isa == 0 ? best : std::min(best, static_cast<CpuIsa>(a.cpu_isa - 1));
-    device.built = built(DeviceKind::cpu);
-    return device;
-  }
-  if (a.call.q.device_kind != aoti_torch_device_type_cuda())
-    fail(ErrorKind::value, "q: on a device of torch type " + std::to_string(a.call.q.device_kind) +
-                               ", expected cpu or cuda");
-  static const detect::FoundGpus found = detect::find_gpus();
-  device.kind = DeviceKind::cuda;
-  device.built = built(DeviceKind::cuda);
-  const auto index = static_cast<std::size_t>(a.call.q.device_index);
-  if (index < found.gpus.size()) {
-    device.sm = static_cast<std::uint16_t>(found.gpus[index].sm);
-    device.sm_count = static_cast<std::uint16_t>(found.gpus[index].sm_count);
-  }
-  return device;
+  a.device = device_of(a);
 }
 
 Backend decide(const Arguments& a, bool backward) {
   Settings settings;
   Outcome outcome;
-  const Device device = device_of(a);
   try {
     settings = Settings::from_word(static_cast<std::uint64_t>(a.settings)).with_switch(Settings::enforce, true);
-    outcome = decide_and_record(a.problem, settings, device, backward ? Direction::backward : Direction::forward);
+    outcome = decide_and_record(a.problem, settings, a.device, backward ? Direction::backward : Direction::forward);
   } catch (const std::invalid_argument& error) {
     fail(ErrorKind::value, error.what());
   }
   if (const std::optional<Backend> chosen = outcome.backend()) return *chosen;
-  fail(ErrorKind::no_backend, Decision(a.problem, settings, device, outcome).refusal());
+  fail(ErrorKind::no_backend, Decision(a.problem, settings, a.device, outcome).refusal());
 }
 
 const std::int32_t* host_lengths(const OptionalTensor& lengths) {
   return lengths ? static_cast<const std::int32_t*>(data(*lengths)) : nullptr;
+}
+
+std::int64_t longest_on_host(const std::int32_t* starts, std::int64_t batch) {
+  std::int64_t most = 0;
+  for (std::int64_t b = 0; b < batch; ++b) most = std::max<std::int64_t>(most, starts[b + 1] - starts[b]);
+  return most;
 }
 
 }  // namespace cynosure::torch_abi

@@ -24,8 +24,9 @@ struct Arguments {
   std::uint8_t cpu_isa = 0;   ///< CYNOSURE_CPU_ISA as CpuIsa + 1; 0: not set
   std::int64_t settings = 0;
 
-  Problem problem;  ///< once checked
+  Problem problem;  ///< this and below: once checked
   CallSizes sizes;
+  Device device;
 };
 
 /// The bits of the argument `options`; python/cynosure/_operators.py has the same table.
@@ -48,22 +49,20 @@ inline constexpr const char* kSharedSchema =
     "Tensor? attn_bias, Tensor? attn_mask, Tensor? alibi_slopes, Tensor? sinks, Tensor? seqlens_q, Tensor? seqlens_k, "
     "Tensor? dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, int window_left, int window_right, float scale, "
     "float softcap, float dropout_p, int options, int settings";
-inline constexpr std::size_t kSharedCount = 16;
 
 /// Throws the error of a call for Python to see with its type: what the operators throw is a std::runtime_error.
 [[noreturn]] void fail(ErrorKind kind, const std::string& text);
 
-/// Reads q, k, v at `tensors` and the shared arguments at `shared`, taking over what they own. Throws what `check` finds.
-/// On the CPU the values of lengths are checked, too.
+/// Reads q, k, v at `tensors` and the shared arguments at `shared`, taking over what they own. Throws what `check`
+/// finds. On the CPU the values of lengths are checked, too.
 void read(Arguments& arguments, StableIValue* tensors, StableIValue* shared);
-
-/// The device a call runs on.
-[[nodiscard]] Device device_of(const Arguments& arguments);
 
 /// The chosen backend; throws the table of reasons where there is none.
 [[nodiscard]] Backend decide(const Arguments& arguments, bool backward);
 
 /// Lengths on the CPU; null where they are not given.
 [[nodiscard]] const std::int32_t* host_lengths(const OptionalTensor& lengths);
+/// The longest sequence of a ragged batch, from cumulative lengths on the CPU.
+[[nodiscard]] std::int64_t longest_on_host(const std::int32_t* starts, std::int64_t batch);
 
 }  // namespace cynosure::torch_abi

@@ -16,8 +16,8 @@
 
 namespace cynosure::torch_abi {
 
-using torch::stable::Tensor;
 using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Sizes = std::vector<std::int64_t>;
 
@@ -85,6 +85,14 @@ inline Tensor empty(const Tensor& like, std::int32_t dtype, const Sizes& sizes) 
     stride *= sizes[i] > 0 ? sizes[i] : 1;
   }
   return empty(like, dtype, sizes.data(), strides.data(), static_cast<std::int64_t>(sizes.size()));
+}
+/// The same size and dtype, in one piece.
+inline Tensor empty_like(const Tensor& t) { return empty(t, dtype(t), Sizes(sizes(t), sizes(t) + rank(t))); }
+/// The tensor with its last dimension in one piece, as kernels take it by pointer: copied where it is not.
+inline Tensor rows_in_one_piece(const Tensor& t) {
+  const std::int64_t last = rank(t) - 1;
+  if (last < 0 || strides(t)[last] == 1 || sizes(t)[last] < 2) return t;
+  return aten("aten::contiguous", "", t, aoti_torch_memory_format_contiguous_format());
 }
 /// What Python sees as None.
 inline Tensor undefined() {

@@ -17,8 +17,8 @@ struct BackwardInputs {
   Tensor out, lse;
 };
 struct BackwardResult {
-  Tensor dq, dk, dv;                                ///< dense, in the order of memory of `new_out`
-  OptionalTensor dbias, dmask, dsinks;              ///< where the options ask for them
+  Tensor dq, dk, dv;                    ///< dense, in the order of memory of `new_out`
+  OptionalTensor dbias, dmask, dsinks;  ///< where the options ask for them
 };
 
 /// Uninitialised [B, Sq, H, D] in the call's layout. Memory: sbhd and thd as the letters say, bshd and bhsd both as

@@ -67,9 +67,10 @@ void forward(StableIValue* stack, std::uint64_t /*arguments*/, std::uint64_t /*r
 void check_saved(const Arguments& a, const BackwardInputs& in) {
   const auto expect = [&](const char* name, const Tensor& t, std::int64_t width) {
     const std::int64_t last = rank(t) - 1;
-    const bool good = rank(t) == rank(a.q) && rows_of(a, t) == rows_of(a, a.q) && heads_of(a, t) == a.sizes.heads &&
-                      sizes(t)[last] == width && dtype(t) == dtype(a.q) && device_type(t) == device_type(a.q) &&
-                      (a.call.dims == Dims::thd || t.numel() == a.sizes.batch * rows_of(a, a.q) * a.sizes.heads * width);
+    const bool good =
+        rank(t) == rank(a.q) && rows_of(a, t) == rows_of(a, a.q) && heads_of(a, t) == a.sizes.heads &&
+        sizes(t)[last] == width && dtype(t) == dtype(a.q) && device_type(t) == device_type(a.q) &&
+        (a.call.dims == Dims::thd || t.numel() == a.sizes.batch * rows_of(a, a.q) * a.sizes.heads * width);
     if (!good) fail(ErrorKind::value, std::string(name) + ": not of the shape, dtype and device of the output");
   };
   expect("grad_out", in.grad_out, a.sizes.head_dim_v);
@@ -119,8 +120,9 @@ const char* forward_schema() {
 }
 const char* backward_schema() {
   static const std::string text =
-      std::string("attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, "
-                  "Tensor out, Tensor lse, ") +
+      std::string(
+          "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, "
+          "Tensor out, Tensor lse, ") +
       kSharedSchema +
       ") -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_bias, Tensor grad_mask, "
       "Tensor grad_sinks)";
@@ -141,22 +143,23 @@ Tensor new_lse(const Arguments& a) {
 }
 
 STABLE_TORCH_LIBRARY(cynosure, m) {
-  m.def("attention(Tensor query, Tensor key, Tensor value, int settings, bool causal=False, *, str layout=\"bshd\", "
-        "str align=\"bottom_right\", int window_left=-1, int window_right=-1, Tensor? attn_bias=None, "
-        "Tensor? attn_mask=None, Tensor? alibi_slopes=None, float softcap=0.0, Tensor? sinks=None, float? scale=None, "
-        "float dropout_p=0.0, Tensor? dropout_seed=None, Tensor? seqlens_q=None, Tensor? seqlens_k=None, "
-        "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
-        "bool return_lse=False, bool lse_grad=False, int runtime=0) -> (Tensor out, Tensor lse)");
+  m.def(
+      "attention(Tensor query, Tensor key, Tensor value, int settings, bool causal=False, *, str layout=\"bshd\", "
+      "str align=\"bottom_right\", int window_left=-1, int window_right=-1, Tensor? attn_bias=None, "
+      "Tensor? attn_mask=None, Tensor? alibi_slopes=None, float softcap=0.0, Tensor? sinks=None, float? scale=None, "
+      "float dropout_p=0.0, Tensor? dropout_seed=None, Tensor? seqlens_q=None, Tensor? seqlens_k=None, "
+      "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
+      "bool return_lse=False, bool lse_grad=False, int runtime=0) -> (Tensor out, Tensor lse)");
   m.def(forward_schema());
   m.def(backward_schema());
   // draw_seed is declared by python/cynosure/_operators.py: only Python can give it its tag.
 }
 
-#define CYNOSURE_KERNELS(key)                      \
-  STABLE_TORCH_LIBRARY_IMPL(cynosure, key, m) {    \
-    m.impl("attention_forward", &forward);         \
-    m.impl("attention_backward", &backward);       \
-    m.impl("draw_seed", &draw_seed);               \
+#define CYNOSURE_KERNELS(key)                   \
+  STABLE_TORCH_LIBRARY_IMPL(cynosure, key, m) { \
+    m.impl("attention_forward", &forward);      \
+    m.impl("attention_backward", &backward);    \
+    m.impl("draw_seed", &draw_seed);            \
   }
 CYNOSURE_KERNELS(CPU)
 CYNOSURE_KERNELS(CUDA)

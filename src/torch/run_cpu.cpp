@@ -10,13 +10,6 @@
 namespace cynosure::torch_abi {
 namespace {
 
-/// The last dimension in one piece, as the kernels want it.
-Tensor rows_in_one_piece(const Tensor& t) {
-  const std::int64_t last = rank(t) - 1;
-  if (strides(t)[last] == 1 || sizes(t)[last] < 2) return t;
-  return aten("aten::contiguous", "", t, aoti_torch_memory_format_contiguous_format());
-}
-
 template <class Side>
 Side side_of(const Arguments& a, const Tensor& t) {
   const std::int64_t* s = strides(t);
@@ -86,16 +79,11 @@ Prepared prepare(const Arguments& a) {
   c.k = side_of<cpu::Input>(a, p.k);
   c.v = side_of<cpu::Input>(a, p.v);
   if (a.call.dims == Dims::thd) {
-    const auto longest = [&](const std::int32_t* starts) {
-      std::int64_t most = 0;
-      for (std::int64_t b = 0; b < a.sizes.batch; ++b) most = std::max<std::int64_t>(most, starts[b + 1] - starts[b]);
-      return most;
-    };
     c.lengths_q = {.cumulative = host_lengths(a.seqlens_q), .tokens = sizes(a.q)[0]};
     c.lengths_k = {.cumulative = host_lengths(a.seqlens_k), .tokens = sizes(a.k)[0]};
     if (!a.attn_bias && !a.attn_mask) {  // otherwise the gradients of these are as large as the bounds
-      c.seqlen_q = longest(c.lengths_q.cumulative);
-      c.seqlen_k = longest(c.lengths_k.cumulative);
+      c.seqlen_q = longest_on_host(c.lengths_q.cumulative, a.sizes.batch);
+      c.seqlen_k = longest_on_host(c.lengths_k.cumulative, a.sizes.batch);
     }
   } else {
     c.lengths_q.valid = host_lengths(a.seqlens_q);
@@ -171,20 +159,16 @@ class Workspace {
   void* memory_ = nullptr;
 };
 
-/// torch's pool.
-void torch_parallel(std::int64_t begin, std::int64_t end, std::int64_t grain, cpu::RangeFunction function) {
-  const auto call = [](std::int64_t from, std::int64_t to, void* context) {
-    (*static_cast<cpu::RangeFunction*>(context))(from, to);
-  };
-  ok(torch_parallel_for(begin, end, grain, call, &function), "parallel_for");
-}
-
+/// run(parallel) with the threads of torch's pool.
 template <class Run>
 void with_threads(const Run& run) {
   std::uint32_t threads = 1;
   ok(torch_get_num_threads(&threads), "num_threads");
   const auto in_torch = [](std::int64_t begin, std::int64_t end, std::int64_t grain, cpu::RangeFunction function) {
-    torch_parallel(begin, end, grain, function);
+    const auto call = [](std::int64_t from, std::int64_t to, void* context) {
+      (*static_cast<cpu::RangeFunction*>(context))(from, to);
+    };
+    ok(torch_parallel_for(begin, end, grain, call, &function), "parallel_for");
   };
   if (threads > 1)
     run(cpu::Parallel(static_cast<int>(threads), in_torch));
@@ -198,9 +182,6 @@ cpu::TermGradient gradient_of(const OptionalTensor& t) {
   return {.data = data(*t), .dtype = dtype_of(*t), .batch = s[0], .head = s[1], .row = s[2], .column = strides(*t)[3]};
 }
 
-/// Of the size and dtype of a term, uninitialised.
-Tensor like_term(const Tensor& t) { return empty(t, dtype(t), Sizes(sizes(t), sizes(t) + rank(t))); }
-
 }  // namespace
 
 ForwardResult forward_cpu(const Arguments& a) {
@@ -209,7 +190,7 @@ ForwardResult forward_cpu(const Arguments& a) {
   const OptionalTensor sinks = place_sinks(a, p.call);
   cpu::ForwardOutputs outputs{.out = side_of<cpu::Output>(a, result.out), .lse = {}};
   if (a.call.training || a.call.return_lse) outputs.lse = rows_of<cpu::RowsOutput>(a, result.lse);
-  const CpuIsa isa = device_of(a).cpu_isa;
+  const CpuIsa isa = a.device.cpu_isa;
   with_threads([&](const cpu::Parallel& parallel) {
     const Workspace workspace(cpu::forward_workspace(p.call, isa, parallel.threads()));
     cpu::forward(p.call, outputs, isa, parallel, workspace.get());
@@ -218,7 +199,8 @@ ForwardResult forward_cpu(const Arguments& a) {
 }
 
 BackwardResult backward_cpu(const Arguments& a, const BackwardInputs& in) {
-  BackwardResult result{.dq = new_like(a, a.q), .dk = new_like(a, a.k), .dv = new_like(a, a.v), .dbias = {}, .dmask = {}, .dsinks = {}};
+  BackwardResult result{
+      .dq = new_like(a, a.q), .dk = new_like(a, a.k), .dv = new_like(a, a.v), .dbias = {}, .dmask = {}, .dsinks = {}};
   Prepared p = prepare(a);
   const OptionalTensor sinks = place_sinks(a, p.call);
   const Tensor dout = rows_in_one_piece(in.grad_out);
@@ -227,7 +209,7 @@ BackwardResult backward_cpu(const Arguments& a, const BackwardInputs& in) {
                                    .dout = side_of<cpu::Input>(a, dout),
                                    .lse = rows_of<cpu::RowsInput>(a, in.lse),
                                    .dlse = in.grad_lse ? rows_of<cpu::RowsInput>(a, *in.grad_lse) : cpu::RowsInput{}};
-  if (a.attn_bias && a.call.bias_requires_grad) result.dbias = like_term(*a.attn_bias);
+  if (a.attn_bias && a.call.bias_requires_grad) result.dbias = empty_like(*a.attn_bias);
   // A mask's last dimension may broadcast, which the kernels' gradients do not: the sum over it comes after.
   const bool mask_grad = a.attn_mask && a.mask_requires_grad && a.call.attn_mask.element != Element::boolean;
   const bool one_column = mask_grad && sizes(*a.attn_mask)[3] == 1 && a.sizes.seqlen_k != 1;
@@ -236,7 +218,7 @@ BackwardResult backward_cpu(const Arguments& a, const BackwardInputs& in) {
     if (one_column) size[3] = a.sizes.seqlen_k;
     result.dmask = empty(*a.attn_mask, one_column ? aoti_torch_dtype_float32() : dtype(*a.attn_mask), size);
   }
-  if (a.sinks && a.sinks_requires_grad) result.dsinks = like_term(*a.sinks);
+  if (a.sinks && a.sinks_requires_grad) result.dsinks = empty_like(*a.sinks);
   cpu::Gradients gradients{.dq = side_of<cpu::Output>(a, result.dq),
                            .dk = side_of<cpu::Output>(a, result.dk),
                            .dv = side_of<cpu::Output>(a, result.dv),
@@ -244,7 +226,7 @@ BackwardResult backward_cpu(const Arguments& a, const BackwardInputs& in) {
                            .dmask = gradient_of(result.dmask),
                            .dsinks = {}};
   if (result.dsinks) gradients.dsinks = {.data = data(*result.dsinks), .dtype = dtype_of(*result.dsinks)};
-  const CpuIsa isa = device_of(a).cpu_isa;
+  const CpuIsa isa = a.device.cpu_isa;
   with_threads([&](const cpu::Parallel& parallel) {
     const Workspace workspace(cpu::backward_workspace(p.call, gradients, isa, parallel.threads()));
     cpu::backward(p.call, inputs, gradients, isa, parallel, workspace.get());

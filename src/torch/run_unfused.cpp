@@ -76,7 +76,7 @@ Tensor narrow(const Tensor& t, std::int64_t dim, std::int64_t start, std::int64_
 void copy(const Tensor& to, const Tensor& from) { static_cast<void>(aten("aten::copy_", "", to, from, false)); }
 void fill(const Tensor& t, double value) { ok(aoti_torch_aten_fill__Scalar(t.get(), value), "fill_"); }
 Tensor zeros_like(const Tensor& t) {
-  Tensor result = empty(t, dtype(t), Sizes(sizes(t), sizes(t) + rank(t)));
+  Tensor result = empty_like(t);
   fill(result, 0.0);
   return result;
 }
@@ -121,13 +121,13 @@ Padding padding_of(const Tensor& tokens, const Tensor& cumulative, std::int64_t 
 
 struct Dense {
   std::int64_t batch = 0, heads = 0, kv_heads = 0, group = 1, rows = 0, keys = 0;
-  std::int32_t type = 0;               ///< what is computed in
-  OptionalTensor q, k, v;              ///< [B, H, S, D]
-  OptionalTensor lengths_q, lengths_k; ///< [B, 1, 1, 1] float64
+  std::int32_t type = 0;                ///< what is computed in
+  OptionalTensor q, k, v;               ///< [B, H, S, D]
+  OptionalTensor lengths_q, lengths_k;  ///< [B, 1, 1, 1] float64
   std::optional<Padding> padding_q, padding_k;
-  OptionalTensor visible;              ///< bool, broadcasts to [B, H, Sq, Skv]; not given: every pair is
-  OptionalTensor bias, alibi, mask;    ///< terms, broadcast to [B, H, Sq, Skv]
-  OptionalTensor keep;                 ///< dropout: 0 or 1 / (1 - p)
+  OptionalTensor visible;            ///< bool, broadcasts to [B, H, Sq, Skv]; not given: every pair is
+  OptionalTensor bias, alibi, mask;  ///< terms, broadcast to [B, H, Sq, Skv]
+  OptionalTensor keep;               ///< dropout: 0 or 1 / (1 - p)
 };
 
 /// [B, S, H, D], [S, B, H, D] or [B, H, S, D] as [B, H, S, D].
@@ -167,10 +167,7 @@ OptionalTensor lengths_of(const OptionalTensor& t, std::int64_t batch) {
 std::int64_t longest(const Arguments& a, const OptionalTensor& cumulative, std::int64_t bound, std::int64_t tokens) {
   if (a.attn_bias || a.attn_mask) return bound;  // these are as large as the bound
   if (a.call.q.device_kind != aoti_torch_device_type_cpu()) return std::min(bound, tokens);
-  const std::int32_t* starts = host_lengths(cumulative);
-  std::int64_t most = 0;
-  for (std::int64_t b = 0; b < a.sizes.batch; ++b) most = std::max<std::int64_t>(most, starts[b + 1] - starts[b]);
-  return most;
+  return longest_on_host(host_lengths(cumulative), a.sizes.batch);
 }
 
 void also(OptionalTensor& visible, const Tensor& condition) {
@@ -202,9 +199,8 @@ void find_visible(const Arguments& a, Dense& d) {
 /// Which pairs the kernels of `cpu` would keep, as bool: filled in place on the CPU.
 Tensor kept_on_cpu(const Arguments& a, const Dense& d) {
   const auto* seed = static_cast<const std::int64_t*>(data(*a.dropout_seed));
-  const cpu::Dropout dropout{.probability = a.call.dropout_p,
-                             .seed = seed[0],
-                             .offset = seed[strides(*a.dropout_seed)[0]]};
+  const cpu::Dropout dropout{
+      .probability = a.call.dropout_p, .seed = seed[0], .offset = seed[strides(*a.dropout_seed)[0]]};
   const Tensor keep = empty(a.q, aoti_torch_dtype_float32(), {d.batch, d.heads, d.rows, d.keys});
   auto* values = static_cast<float*>(data(keep));
   for (std::int64_t head = 0; head < d.batch * d.heads; ++head)
@@ -231,10 +227,11 @@ class TensorPhilox {
 
     const std::int64_t blocks = (d_.keys + 3) / 4;
     const Sizes all{d_.batch * d_.heads, d_.rows, blocks};
-    std::array<Tensor, 4> words{expand(reshape(index(count(a_.q, blocks)), {1, 1, blocks}), all),
-                                expand(reshape(index(count(a_.q, d_.rows)), {1, d_.rows, 1}), all),
-                                expand(reshape(index(count(a_.q, d_.batch * d_.heads)), {d_.batch * d_.heads, 1, 1}), all),
-                                expand(reshape(low(offset), {1, 1, 1}), all)};
+    std::array<Tensor, 4> words{
+        expand(reshape(index(count(a_.q, blocks)), {1, 1, blocks}), all),
+        expand(reshape(index(count(a_.q, d_.rows)), {1, d_.rows, 1}), all),
+        expand(reshape(index(count(a_.q, d_.batch * d_.heads)), {d_.batch * d_.heads, 1, 1}), all),
+        expand(reshape(low(offset), {1, 1, 1}), all)};
     for (int round = 0; round < 10; ++round) {
       const Tensor k0 = bumped(key0, 0x9E3779B9U, round);
       const Tensor k1 = bumped(key1, 0xBB67AE85U, round);
@@ -334,8 +331,9 @@ Dense prepare(const Arguments& a) {
     const Tensor all = expand(*d.visible, {d.batch, d.heads, d.rows, d.keys});
     d.visible = all;
     const Tensor dead_rows = no(any(all, 3, true));
-    const Tensor dead_keys = no(reshape(any(any(reshape(all, {d.batch, d.kv_heads, d.group, d.rows, d.keys}), 2, false), 2, true),
-                                        {d.batch, d.kv_heads, d.keys, 1}));
+    const Tensor dead_keys =
+        no(reshape(any(any(reshape(all, {d.batch, d.kv_heads, d.group, d.rows, d.keys}), 2, false), 2, true),
+                   {d.batch, d.kv_heads, d.keys, 1}));
     d.q = zero_where(*d.q, dead_rows);
     d.k = zero_where(*d.k, dead_keys);
     d.v = zero_where(*d.v, dead_keys);
@@ -344,8 +342,8 @@ Dense prepare(const Arguments& a) {
   return d;
 }
 
-/// weights x values, where a weight of 0 hides a NaN or an infinity, as in the kernels of `cpu`. Whether there are any is
-/// read on the CPU only: elsewhere that would wait for the device, and a plain product is what the fused kernels do.
+/// weights x values, where a weight of 0 hides a NaN or an infinity, as in the kernels of `cpu`. Whether there are any
+/// is read on the CPU only: elsewhere that would wait for the device, and a plain product is what the fused kernels do.
 Tensor weighted(const Tensor& weights, const Tensor& values) {
   if (device_type(values) != aoti_torch_device_type_cpu()) return matmul(weights, values);
   const Tensor finite = aten("aten::isfinite", "", values);
@@ -365,8 +363,8 @@ Tensor weighted(const Tensor& weights, const Tensor& values) {
   result = masked_fill(result, hits(up), kInfinity);
   result = masked_fill(result, hits(down), -kInfinity);
   const auto either = [](const Tensor& a, const Tensor& b) { return aten("aten::logical_or", "", a, b); };
-  const Tensor undefined_sum = either(hits(aten("aten::isnan", "", values)),
-                                      either(both(hits(up), hits(down)), both(hits(infinite), negative)));
+  const Tensor undefined_sum =
+      either(hits(aten("aten::isnan", "", values)), either(both(hits(up), hits(down)), both(hits(infinite), negative)));
   return masked_fill(result, undefined_sum, std::numeric_limits<double>::quiet_NaN());
 }
 
@@ -420,9 +418,7 @@ OptionalTensor empty_rows(const Dense& d) {
 bool is_empty(const Arguments& a, const Dense& d) {
   return d.batch == 0 || d.rows == 0 || d.keys == 0 || a.q.numel() == 0 || a.k.numel() == 0;
 }
-bool nothing_to_do(const Arguments& a) {
-  return a.sizes.batch == 0 || a.q.numel() == 0 || a.k.numel() == 0;
-}
+bool nothing_to_do(const Arguments& a) { return a.sizes.batch == 0 || a.q.numel() == 0 || a.k.numel() == 0; }
 
 }  // namespace
 
@@ -464,7 +460,8 @@ ForwardResult forward_unfused(const Arguments& a) {
 }
 
 BackwardResult backward_unfused(const Arguments& a, const BackwardInputs& in) {
-  BackwardResult result{.dq = new_like(a, a.q), .dk = new_like(a, a.k), .dv = new_like(a, a.v), .dbias = {}, .dmask = {}, .dsinks = {}};
+  BackwardResult result{
+      .dq = new_like(a, a.q), .dk = new_like(a, a.k), .dv = new_like(a, a.v), .dbias = {}, .dmask = {}, .dsinks = {}};
   const bool bias_grad = a.attn_bias && a.call.bias_requires_grad;
   const bool mask_grad = a.attn_mask && a.mask_requires_grad && a.call.attn_mask.element != Element::boolean;
   const bool sinks_grad = a.sinks && a.sinks_requires_grad;

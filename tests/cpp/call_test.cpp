@@ -54,10 +54,12 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 const Bad kBad[] = {
     {"RankOfQ", ErrorKind::value, "q: rank 3, need 4 for layout 'bshd'",
      [](Call& c) { c.q = tensor(Element::float32, {2, 5, 16}); }},
-    {"RankFive", ErrorKind::value, "v: rank 5, need 4", [](Call& c) { c.v = tensor(Element::float32, {1, 2, 7, 3, 8}); }},
+    {"RankFive", ErrorKind::value, "v: rank 5, need 4",
+     [](Call& c) { c.v = tensor(Element::float32, {1, 2, 7, 3, 8}); }},
     {"DtypeOfQ", ErrorKind::type, "q: got int32, expected float32, bfloat16, float16 or float64",
      [](Call& c) { c.q.element = Element::int32; }},
-    {"DtypeOfK", ErrorKind::type, "k: got float16, expected float32 as q", [](Call& c) { c.k.element = Element::float16; }},
+    {"DtypeOfK", ErrorKind::type, "k: got float16, expected float32 as q",
+     [](Call& c) { c.k.element = Element::float16; }},
     {"DeviceOfV", ErrorKind::value, "v: on cuda:1, expected cpu as q",
      [](Call& c) {
        c.v.device_kind = 1;
@@ -73,7 +75,8 @@ const Bad kBad[] = {
      [](Call& c) { c.q.sizes[2] = 2147483648; }},
     {"Group", ErrorKind::value, "q: heads 7, expected a multiple of the 3 heads of k and v",
      [](Call& c) { c.q.sizes[2] = 7; }},
-    {"Window", ErrorKind::value, "window_size: got (-2, 0), expected -1 (unlimited)", [](Call& c) {
+    {"Window", ErrorKind::value, "window_size: got (-2, 0), expected -1 (unlimited)",
+     [](Call& c) {
        c.window_left = -2;
        c.window_right = 0;
      }},

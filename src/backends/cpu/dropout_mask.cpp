@@ -28,8 +28,7 @@ void dropout_mask(const Dropout& dropout, std::int64_t batch_and_head, std::int6
                                       static_cast<std::uint32_t>(batch_and_head), key.offset}};
       philox<Scalar>(key, counter);
       for (std::int64_t word = 0; word < 4 && block * 4 + word < columns; ++word)
-        keep[i * columns + block * 4 + word] =
-            key.all || counter[0][word] < key.threshold ? 0.0F : key.keep_scale;
+        keep[i * columns + block * 4 + word] = key.all || counter[0][word] < key.threshold ? 0.0F : key.keep_scale;
     }
   }
 }

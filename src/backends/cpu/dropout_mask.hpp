@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/cpu/dropout_mask.hpp: the pairs that the kernels would keep, as a tensor: for a reference that holds all scores.
+// backends/cpu/dropout_mask.hpp: the pairs that the kernels would keep, as a tensor: for a reference that holds all
+// scores.
 #pragma once
 
 #include <cstdint>
