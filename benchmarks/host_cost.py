@@ -3,7 +3,8 @@
 
     python benchmarks/host_cost.py [--json FILE] [--rounds N] [--no-compile]
 
-Ratios are ours over SDPA's: smaller is better. `again` is SDPA a second time: the noise floor.
+Ratios are ours over SDPA's: smaller is better. `again` is SDPA a second time: the noise floor. `raw` is the raw
+operator alone; the group of one row has next to no arithmetic.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from measure import Candidates, interleaved, machine
 
 import cynosure
+from cynosure._operators import CAUSAL, PLAIN_REST, raw_forward
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
 
@@ -44,12 +46,22 @@ def candidates(compiled: bool) -> dict[str, Candidates]:
     def drop_in(q: Any, k: Any, v: Any) -> Any:
         return cynosure.scaled_dot_product_attention(q, k, v, is_causal=True)
 
+    rest = (*PLAIN_REST, -1, -1, -1, -1, 1.0, 0.0, 0.0, CAUSAL, cynosure.Settings.current().word)
+    row = [x[:, :1].contiguous() for x in base]
+    plain_row = [x.transpose(1, 2) for x in row]
     result: dict[str, Candidates] = {
         "no grad": {
             "sdpa": lambda: theirs(*plain),
             "again": lambda: theirs(*plain),
             "attention": lambda: ours(*base),
             "drop-in": lambda: drop_in(*plain),
+            "raw": lambda: raw_forward(*base, *rest),
+        },
+        "no grad, one row": {
+            "sdpa": lambda: theirs(*plain_row),
+            "again": lambda: theirs(*plain_row),
+            "attention": lambda: ours(*row),
+            "raw": lambda: raw_forward(*row, *rest),
         },
         "forward with grad": {
             "sdpa": lambda: theirs(*plain_grad),
