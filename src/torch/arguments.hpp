@@ -30,20 +30,18 @@ struct Arguments {
 };
 
 /// The bits of the argument `options`; python/cynosure/_operators.py has the same table.
-enum Option : std::uint32_t {
-  kDims = 0x3,
-  kCausal = 1U << 2U,
-  kTopLeft = 1U << 3U,
-  kTraining = 1U << 4U,
-  kReturnLse = 1U << 5U,
-  kLseGrad = 1U << 6U,
-  kBiasGrad = 1U << 7U,
-  kMaskGrad = 1U << 8U,
-  kSinksGrad = 1U << 9U,
-  kScaleGiven = 1U << 10U,
-  kCheck = 1U << 11U,
-  kCpuIsaShift = 12,  // three bits
-};
+inline constexpr std::uint32_t kDims = 0x3;
+inline constexpr std::uint32_t kCausal = 1U << 2U;
+inline constexpr std::uint32_t kTopLeft = 1U << 3U;
+inline constexpr std::uint32_t kTraining = 1U << 4U;
+inline constexpr std::uint32_t kReturnLse = 1U << 5U;
+inline constexpr std::uint32_t kLseGrad = 1U << 6U;
+inline constexpr std::uint32_t kBiasGrad = 1U << 7U;
+inline constexpr std::uint32_t kMaskGrad = 1U << 8U;
+inline constexpr std::uint32_t kSinksGrad = 1U << 9U;
+inline constexpr std::uint32_t kScaleGiven = 1U << 10U;
+inline constexpr std::uint32_t kCheck = 1U << 11U;
+inline constexpr std::uint32_t kCpuIsaShift = 12;  // three bits
 
 inline constexpr const char* kSharedSchema =
     "Tensor? attn_bias, Tensor? attn_mask, Tensor? alibi_slopes, Tensor? sinks, Tensor? seqlens_q, Tensor? seqlens_k, "

@@ -50,7 +50,7 @@ std::int64_t heads_of(const Arguments& a, const Tensor& t) {
   return sizes(t)[axis[static_cast<std::size_t>(a.call.dims)]];
 }
 
-StableIValue give(Tensor tensor) { return torch::stable::detail::from(tensor); }
+StableIValue give(const Tensor& tensor) { return torch::stable::detail::from(tensor); }
 StableIValue give(const OptionalTensor& tensor) { return torch::stable::detail::from(tensor ? *tensor : undefined()); }
 
 void forward(StableIValue* stack, std::uint64_t /*arguments*/, std::uint64_t /*results*/) {
@@ -58,9 +58,9 @@ void forward(StableIValue* stack, std::uint64_t /*arguments*/, std::uint64_t /*r
   read(a, stack, stack + 3);
   const NoGrad guard;
   const Backend backend = decide(a, false);
-  ForwardResult result = backend == Backend::cpu ? forward_cpu(a) : forward_unfused(a);
-  stack[0] = give(std::move(result.out));
-  stack[1] = give(std::move(result.lse));
+  const ForwardResult result = backend == Backend::cpu ? forward_cpu(a) : forward_unfused(a);
+  stack[0] = give(result.out);
+  stack[1] = give(result.lse);
 }
 
 /// Gradients and saved tensors have the shapes that forward gave.
@@ -95,10 +95,10 @@ void backward(StableIValue* stack, std::uint64_t /*arguments*/, std::uint64_t /*
   check_saved(a, in);
   const NoGrad guard;
   const Backend backend = decide(a, true);
-  BackwardResult result = backend == Backend::cpu ? backward_cpu(a, in) : backward_unfused(a, in);
-  stack[0] = give(std::move(result.dq));
-  stack[1] = give(std::move(result.dk));
-  stack[2] = give(std::move(result.dv));
+  const BackwardResult result = backend == Backend::cpu ? backward_cpu(a, in) : backward_unfused(a, in);
+  stack[0] = give(result.dq);
+  stack[1] = give(result.dk);
+  stack[2] = give(result.dv);
   stack[3] = give(result.dbias);
   stack[4] = give(result.dmask);
   stack[5] = give(result.dsinks);
@@ -110,7 +110,7 @@ void draw_seed(StableIValue* stack, std::uint64_t /*arguments*/, std::uint64_t /
   const NoGrad guard;
   Tensor seed = empty(like, aoti_torch_dtype_int64(), {2});
   seed = aten("aten::random_", "from", seed, std::int64_t{0}, std::optional<std::int64_t>(INT64_MAX), std::nullopt);
-  stack[0] = give(std::move(seed));
+  stack[0] = give(seed);
 }
 
 const char* forward_schema() {

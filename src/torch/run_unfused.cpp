@@ -264,7 +264,7 @@ class TensorPhilox {
   /// A sum in float64 modulo 2^32, as int64.
   static Tensor wrapped(const Tensor& t) { return index(aten("aten::remainder", "Tensor", t, number(kTwo32))); }
   static Tensor bumped(const Tensor& key, std::uint32_t step, int round) {
-    const auto all = static_cast<double>(static_cast<std::uint32_t>(step * static_cast<std::uint32_t>(round)));
+    const auto all = static_cast<double>(step * static_cast<std::uint32_t>(round));
     return reshape(wrapped(add(floating(key), number(all))), {1, 1, 1});
   }
   Tensor ones_index() const {
