@@ -18,14 +18,14 @@ from cynosure._attention import _runtime
 from cynosure._constant import ENVIRONMENT
 from cynosure._operators import (
     CAUSAL,
+    DEFAULTS,
     DIMS,
-    PLAIN_REST,
     SCALE_GIVEN,
     TOP_LEFT,
     TRAINING,
     apply_plain,
     draw_seed,
-    raw_forward,
+    plain_output,
     rest_of,
     run,
     seed_of_call,
@@ -41,7 +41,7 @@ from cynosure.settings import _word_with, eager_now
 _BHSD = DIMS["bhsd"]
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _is_grad_enabled = torch.is_grad_enabled
-_forward = raw_forward._op  # what the operator's __call__ calls
+_output = plain_output._op  # what the operator's __call__ calls
 _flash_enabled = torch._C._get_flash_sdp_enabled
 _math_enabled = torch._C._get_math_sdp_enabled
 _cudnn_enabled = torch._C._get_cudnn_sdp_enabled
@@ -111,34 +111,35 @@ def scaled_dot_product_attention(
                     word = _allowed(word, _flash_enabled(), _math_enabled(), _cudnn_enabled())
                 if is_causal:
                     options |= CAUSAL | TOP_LEFT
-                factor = 1.0
-                if scale is not None:
-                    factor = scale
-                    options |= SCALE_GIVEN
-                if attn_mask is not None:
-                    return _masked(query, key, value, attn_mask, factor, options, word)
+                if scale is not None or attn_mask is not None or not type(query) is type(key) is type(value) is Tensor:
+                    return _with_terms(query, key, value, attn_mask, scale, options, word)
                 out: Tensor
                 if _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-                    rest = (*PLAIN_REST, -1, -1, -1, -1, factor, 0.0, 0.0, options | TRAINING, word)
-                    out = apply_plain(query, key, value, rest)
+                    out = apply_plain(query, key, value, (options | TRAINING, word))
                 else:
-                    out = _forward(query, key, value, *PLAIN_REST, -1, -1, -1, -1, factor, 0.0, 0.0, options, word)[0]
+                    out = _output(query, key, value, options, word)
                 return out
         except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
             _raise_if_no_backend(error)
     return _checked(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, options: int, word: int) -> Tensor:
-    """A plain call but for its mask."""
-    if mask.dim() < 4:
-        mask = mask[(None,) * (4 - mask.dim())]
-    if mask.dtype == torch.bool:
-        terms: Any = (None, mask)
-    else:
-        length = k.shape[-2]
-        terms = (mask if mask.shape[-1] == length else mask.expand(-1, -1, -1, length), None)
-    rest = (*terms, *PLAIN_REST[2:], -1, -1, -1, -1, scale, 0.0, 0.0, options, word)
+def _with_terms(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, options: int, word: int
+) -> Tensor:
+    """A plain call but for its mask, its scale or its kind of tensors."""
+    terms: Any = (None, None)
+    if mask is not None:
+        if mask.dim() < 4:
+            mask = mask[(None,) * (4 - mask.dim())]
+        if mask.dtype == torch.bool:
+            terms = (None, mask)
+        else:
+            length = k.shape[-2]
+            terms = (mask if mask.shape[-1] == length else mask.expand(-1, -1, -1, length), None)
+    if scale is not None:
+        options |= SCALE_GIVEN
+    rest = (options, word, *terms, *DEFAULTS[2:-3], 1.0 if scale is None else scale, 0.0, 0.0)
     return run(q, k, v, rest)[0]  # type: ignore[no-any-return]
 
 
