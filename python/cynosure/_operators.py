@@ -13,6 +13,7 @@ Importing this module imports torch.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NoReturn
 
 import torch
@@ -194,6 +195,10 @@ def _fake_plain_backward(grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: A
 
 @torch.library.register_fake("cynosure::draw_seed")  # type: ignore[untyped-decorator]
 def _fake_draw_seed(like: Any) -> Any:
+    # torch 2.11 merges equal calls in a graph but for the operators of a list of its own, and does not look at the tag.
+    random = getattr(sys.modules.get("torch._functorch.compile_utils"), "rand_ops", None)
+    if isinstance(random, list) and draw_seed.overloadpacket not in random:
+        random.append(draw_seed.overloadpacket)
     return like.new_empty((2,), dtype=torch.int64)
 
 
