@@ -126,7 +126,7 @@ void keep_factors(const DropoutKey& key, Index batch_head, Index i, KeyRange key
   constexpr int sets = 2;
   constexpr Index step = Index{sets} * Index{4} * Index{lanes};
   std::uint32_t block[sets][lanes];
-  for (Index x = columns.begin / 4 * 4; x < columns.end; x += step) {
+  for (Index x = Index{columns.begin / 4} * 4; x < columns.end; x += step) {
     typename Isa::Bits words[sets][4];
     for (int set = 0; set < sets; ++set) {
       for (int lane = 0; lane < lanes; ++lane)
