@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // attend: runs an exported model without Python, and compares with what eager code gave.
 //   attend libcynosure_torch.so attend.pt2 cases.pt
-#include <dlfcn.h>
-
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 

@@ -125,7 +125,8 @@ class Decision {
   [[nodiscard]] CYNOSURE_API std::optional<Fix> fix_for(const Reason& reason) const;
   /// What it takes to make a backend eligible: one verified sentence, or nothing.
   [[nodiscard]] CYNOSURE_API std::optional<std::string> remedy(Backend backend) const;
-  /// Why nothing runs, for an error: what to do, the call, and every reason by backend. Meant for a decision without one.
+  /// Why nothing runs, for an error: what to do, the call, and every reason by backend. Meant for a decision without
+  /// one.
   [[nodiscard]] CYNOSURE_API std::string refusal() const;
   bool operator==(const Decision&) const = default;
 

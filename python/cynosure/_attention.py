@@ -30,6 +30,7 @@ from cynosure._operators import (
 )
 from cynosure._tracing import call, compiling, in_traces
 from cynosure.backend import BackendArgument
+from cynosure.problem import LARGEST
 from cynosure.settings import eager_now, traced_word, word_over
 
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
@@ -158,8 +159,11 @@ def attention(  # noqa: D417  # pairs of arguments share a line
         attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
     if _is_any_autocast_enabled():
         q, k, v, attn_bias, attn_mask, sinks = _autocast(q.device.type, q, k, v, attn_bias, attn_mask, sinks)
-    if window_size is not _no_limits and window_size != _no_limits:
+    if window_size is not _no_limits:
         _check_window(window_size)
+    for name, flag in (("return_lse", return_lse), ("lse_grad", lse_grad)):
+        if flag is not True and flag is not False:
+            raise ValueError(f"{name}: got {flag!r}, expected True or False")
     if align != "bottom_right" and align != "top_left":
         raise ValueError(f"align: got {align!r}, expected 'bottom_right' or 'top_left'")
     if lse_grad and not return_lse:
@@ -190,6 +194,9 @@ def attention(  # noqa: D417  # pairs of arguments share a line
             raise ValueError(error)
         if dropout_p and dropout_seed is None:
             dropout_seed = draw_seed(q)
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"{name}: got {type(tensor).__name__}, expected a tensor")
         given: dict[str, Any] = {}
         for name, value, default in (
             ("layout", layout, "bshd"),
@@ -219,6 +226,9 @@ def attention(  # noqa: D417  # pairs of arguments share a line
             ("max_seqlen_k", max_seqlen_k),
         ):
             if optional is not None:
+                if name not in _NUMBERS and not isinstance(optional, Tensor):
+                    expected = _EXPECTED.get(name, "a tensor")
+                    raise TypeError(f"{name}: got {type(optional).__name__}, expected {expected}")
                 given[name] = optional
         out, lse = surface(q, k, v, word, causal, **given)
         return (out, lse) if return_lse else out
@@ -301,7 +311,10 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, float):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{name}: got an int of {value.bit_length()} bits, expected a finite number") from None
     if isinstance(value, torch.Tensor):
         raise TypeError(f"{name}: got a tensor, expected a float; pass float({name})")
     raise TypeError(f"{name}: got {value!r}, expected a float")
@@ -314,8 +327,8 @@ def _check_bound(name: str, value: Any) -> None:
         raise TypeError(f"{name}: got a tensor, expected an int; pass int({name})")
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"{name}: got {value!r}, expected an int")
-    if not compiling() and value < 0:
-        raise ValueError(f"{name}: got {value}, expected 0 or more")
+    if isinstance(value, int) and not 0 <= value <= LARGEST:
+        raise ValueError(f"{name}: got {value}, expected 0 to {LARGEST}")
 
 
 _EXPECTED = {
@@ -325,6 +338,7 @@ _EXPECTED = {
     "cu_seqlens_q": "an int32 tensor [batch + 1]",
     "cu_seqlens_k": "an int32 tensor [batch + 1]",
 }
+_NUMBERS = ("scale", "max_seqlen_q", "max_seqlen_k")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -336,6 +350,8 @@ def _name_what_is_wrong(inputs: dict[str, Any], optional: dict[str, Any]) -> Non
         if not isinstance(value, torch.Tensor):
             expected = _EXPECTED.get(name, "a tensor")
             raise TypeError(f"{name}: got {type(value).__name__}, expected {expected}") from None
+        if value.is_nested and value.layout is not torch.jagged:
+            raise ValueError(f"{name}: got a nested tensor of layout {value.layout}, expected torch.jagged") from None
         if value.layout is not torch.strided and not value.is_nested:
             raise ValueError(f"{name}: got layout {value.layout}, expected a dense tensor (torch.strided)") from None
         if name in inputs and value.dtype not in _DTYPES:
@@ -350,6 +366,8 @@ def _check_window(window_size: Any) -> None:
         or any([isinstance(side, bool) or not isinstance(side, int) for side in window_size])  # noqa: C419  # traced
     ):
         raise ValueError(f"window_size: got {window_size!r}, expected (left, right), two ints")
+    if not all([-1 <= side <= LARGEST for side in window_size]):  # noqa: C419
+        raise ValueError(f"window_size: got {tuple(window_size)}, expected -1 (unlimited) to {LARGEST}")
 
 
 def _autocast(device: str, q: Any, k: Any, v: Any, attn_bias: Any, attn_mask: Any, sinks: Any) -> Any:

@@ -33,7 +33,7 @@ def register() -> None:
 
 def _forward(cls: Any, operator: Any, types: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     q, k, v, *rest = args
-    rest = _ragged_rest(q, k, v, rest)
+    rest = ragged_rest(q, k, v, rest)
     out, lse = operator(_tokens(q), _tokens(k), _tokens(v), *rest)
     if lse.dim() == 1:  # not wanted
         return _nested(out, q), lse
@@ -42,7 +42,7 @@ def _forward(cls: Any, operator: Any, types: Any, args: Any, kwargs: Any) -> tup
 
 def _backward(cls: Any, operator: Any, types: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
     grad_out, grad_lse, q, k, v, out, lse, *rest = args
-    rest = _ragged_rest(q, k, v, rest)
+    rest = ragged_rest(q, k, v, rest)
     of_lse = None if grad_lse is None else grad_lse.values()
     dq, dk, dv, *others = operator(
         _tokens(grad_out), of_lse, _tokens(q), _tokens(k), _tokens(v), _tokens(out), lse.values(), *rest
@@ -54,7 +54,7 @@ def _draw_seed(cls: Any, operator: Any, types: Any, args: Any, kwargs: Any) -> A
     return operator(args[0].values())
 
 
-def _ragged_rest(q: Any, k: Any, v: Any, rest: Any) -> Any:
+def ragged_rest(q: Any, k: Any, v: Any, rest: Any) -> Any:
     """The shared arguments as "thd" takes them."""
     rest = list(full(rest))
     dims = rest[0] & _DIMS
@@ -71,10 +71,20 @@ def _ragged_rest(q: Any, k: Any, v: Any, rest: Any) -> Any:
     for i, name in _NOT_NESTED.items():
         if rest[i] is not None:
             raise ValueError(f"{name}: given with nested tensors, expected None")
+    if not _same_sequences(v, k):
+        raise ValueError("v: its sequences are not those of k, expected one offsets tensor for both")
     rest[_SEQLENS_Q] = q.offsets().to(torch.int32)
     rest[_SEQLENS_K] = rest[_SEQLENS_Q] if k.offsets() is q.offsets() else k.offsets().to(torch.int32)
     rest[0] = rest[0] & ~_DIMS | DIMS["thd"]
     return rest
+
+
+def _same_sequences(a: Any, b: Any) -> bool:
+    """By the identity of their lengths, as torch sees it; on the CPU also by the values of their offsets."""
+    if a.shape[a._ragged_idx] == b.shape[b._ragged_idx]:
+        return True
+    of_a, of_b = a.offsets(), b.offsets()
+    return type(of_a) is torch.Tensor and of_a.device.type == "cpu" and torch.equal(of_a, of_b)
 
 
 def _tokens(t: Any) -> Any:

@@ -78,8 +78,13 @@ def typed(error: BaseException) -> NoReturn:
     """Raises an operator's error with its type: operators can only throw a RuntimeError."""
     kind, text = _core.take_error()
     if kind and text in str(error):
-        raise (ValueError, TypeError, NoBackendError)[kind - 1](text) from None
+        _refuse((ValueError, TypeError, NoBackendError)[kind - 1](text))
     raise error
+
+
+def _refuse(error: Any) -> NoReturn:
+    error.refused = True  # told from what hooks and modes of the user's raise
+    raise error from None
 
 
 # --- fake kernels: shapes, dtypes and strides, and every check that sizes allow
@@ -140,7 +145,7 @@ def _check(
         bool(options & CAUSAL),
     )
     if error is not None:
-        raise ValueError(error)
+        _refuse(ValueError(error))
 
 
 def _dense(like: Any, dims: int, rows: Any, heads: Any, width: Any) -> Any:
@@ -220,6 +225,14 @@ def full(rest: Any) -> tuple[Any, ...]:
     return (*rest, *DEFAULTS[len(rest) - 2 :])
 
 
+def _counted() -> None:
+    """For a counter of FLOPs around a backward pass alone."""
+    if _modes() > 0:
+        from cynosure import _integrations
+
+        _integrations.count_flops()
+
+
 def _zeros_for(out: Any, grad_out: Any) -> Any:
     return torch.zeros_like(out) if grad_out is None else grad_out
 
@@ -241,6 +254,7 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
         """The raw backward; a second derivative goes by way of `unfused`, or raises."""
+        _counted()
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         if grad_out is None and grad_lse is None:
             return (None,) * 7
@@ -272,6 +286,7 @@ class PlainAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Any) -> Any:
         """The raw backward, or as in Attention."""
+        _counted()
         q, k, v, out, lse = ctx.saved_tensors
         if torch.is_grad_enabled():
             grads = _differentiable_backward(q, k, v, out, lse, full(ctx.rest), grad_out, None)

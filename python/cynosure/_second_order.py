@@ -48,6 +48,8 @@ def backward(
     """(dq, dk, dv, dbias, dmask, dsinks) of a call of the raw forward; None: of grad_out and grad_lse, zeros."""
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     rest = full(rest)
+    if q.is_nested:
+        return _of_nested(q, k, v, out, lse, rest, grad_out, grad_lse)
     saved, numbers = (q, k, v, *rest[TERMS]), (*rest[NUMBERS], *rest[:2])
     if _decision(saved, numbers) is Backend.unfused:
         dtensor: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
@@ -55,6 +57,32 @@ def backward(
             return _of_dtensors(dtensor, saved, numbers, grad_out, grad_lse)
         return _Call.of(saved, numbers).gradients(grad_out, grad_lse)
     return tuple(Gradients.of(grad_out, grad_lse, q, k, v, out, lse, *rest))
+
+
+def _of_nested(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, rest: tuple[Any, ...], grad_out: Any, grad_lse: Any
+) -> tuple[Any, ...]:
+    """On the tokens of jagged tensors."""
+    from cynosure._nested import ragged_rest
+
+    def tokens(t: Any) -> Any:
+        return (t if t._ragged_idx == 1 else t.transpose(1, 2)).values()
+
+    def nested(t: Any, like: Any) -> Any:
+        result = torch.nested.nested_tensor_from_jagged(t, like.offsets())
+        return result if like._ragged_idx == 1 else result.transpose(1, 2)
+
+    dq, dk, dv, *_ = backward(
+        tokens(q),
+        tokens(k),
+        tokens(v),
+        tokens(out),
+        lse.values(),
+        tuple(ragged_rest(q, k, v, rest)),
+        tokens(grad_out),
+        None if grad_lse is None else grad_lse.values(),
+    )
+    return nested(dq, q), nested(dk, k), nested(dv, v), None, None, None
 
 
 def _of_dtensors(dtensor: Any, saved: Any, numbers: Any, grad_out: Any, grad_lse: Any) -> tuple[Any, ...]:

@@ -81,6 +81,9 @@ def window_of(mask: Mask, window: Any) -> tuple[int, int]:
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         refuse("window_size", repr(window), "None or (left, right)")
     left, right = window[0], window[1]
+    for side in (left, right):
+        if isinstance(side, bool) or not isinstance(side, int):
+            refuse("window_size", repr(window), "two ints")
     if mask.causal:
         if right == 0 and left >= -1:
             return left, 0
@@ -148,6 +151,8 @@ def attended(mask: Any, seqlen_kv: int) -> Tensor:
     rank = mask.dim()
     if not 1 <= rank <= 4:
         refuse("attention_mask", f"rank {rank}", "what broadcasts to [batch, heads, seqlen_q, seqlen_kv]")
+    if not torch.compiler.is_compiling() and mask.shape[-1] not in (1, seqlen_kv):
+        refuse("attention_mask", f"shape {tuple(mask.shape)}", f"1 or {seqlen_kv} keys in its last dim")
     return mask.expand(*mask.shape[:-1], seqlen_kv).logical_not()[(None,) * (4 - rank)]
 
 

@@ -43,7 +43,12 @@ def run(q: Any, k: Any, v: Any, rest: tuple[Any, ...]) -> tuple[Any, Any]:
                 bits |= TRAINING | bit
         if bits and rest[0] & RETURN_LSE and q.device.type == "cpu":
             bits |= LSE_GRAD
-    result: tuple[Any, Any] = Forward.apply(q, k, v, rest[0] | bits, *rest[1:])
+    result: tuple[Any, Any]
+    levels = _functorch.get_interpreter_stack() or []
+    if not bits and all(level.key() == _functorch.TransformType.Functionalize for level in levels):
+        result = raw_forward(q, k, v, *rest)  # which has no rule for a Function, and needs none for an operator
+    else:
+        result = Forward.apply(q, k, v, rest[0] | bits, *rest[1:])
     return result
 
 

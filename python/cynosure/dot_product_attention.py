@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from operator import index
@@ -14,7 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 import cynosure
 from cynosure import _te_inputs as te
+from cynosure import _tracing
 from cynosure._te_inputs import refuse
+from cynosure._tracing import compiling
 from cynosure.problem import check_integer
 
 # `attention` is looked up at each call: this module may be imported before it.
@@ -112,6 +115,8 @@ class DotProductAttention(torch.nn.Module):
         mask = te.mask_of(attn_mask_type)
         self.attn_mask_type = mask.name
         self.window_size = te.window_of(mask, window_size)
+        if bottom_right_diagonal not in (None, True, False):
+            refuse("bottom_right_diagonal", repr(bottom_right_diagonal), "None, True or False")
         te.is_bottom_right(mask, bottom_right_diagonal, stated=True)
         self.bottom_right_diagonal = bottom_right_diagonal
         self.tp_size = tp_size
@@ -325,7 +330,7 @@ class DotProductAttention(torch.nn.Module):
                 _refuse_gaps(layout, cu_seqlens_q_padded, cu_seqlens_kv_padded)
             if mask.padding:
                 seqlens_q, seqlens_k = self._lengths(
-                    attention_mask, cu_seqlens_q, cu_seqlens_kv, mask.name, _sizes(q, k, layout) if checked else None
+                    attention_mask, cu_seqlens_q, cu_seqlens_kv, mask.name, _sizes(q, k, layout), checked
                 )
             elif cu_seqlens_q is not None or cu_seqlens_kv is not None:
                 name = "cu_seqlens_kv" if cu_seqlens_q is None else "cu_seqlens_q"
@@ -429,13 +434,14 @@ class DotProductAttention(torch.nn.Module):
         cu_seqlens_q: Tensor | None,
         cu_seqlens_kv: Tensor | None,
         mask_name: str,
-        sizes: tuple[int, int, int] | None,
+        sizes: tuple[int, int, int],
+        checked: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Valid lengths of queries and keys, from cumulative ones or from masks; `sizes`: to be checked against."""
+        """Valid lengths of queries and keys, from cumulative ones or from masks; `checked`: against the sizes."""
+        batch, seqlen_q, seqlen_kv = sizes
         if cu_seqlens_q is not None or cu_seqlens_kv is not None:
             first, second = _both(cu_seqlens_q, cu_seqlens_kv, f"attn_mask_type={mask_name!r}")
-            if sizes is not None:
-                batch, seqlen_q, seqlen_kv = sizes
+            if checked:
                 te.check_cumulative("cu_seqlens_q", first, batch, seqlen_q, None)
                 te.check_cumulative("cu_seqlens_kv", second, batch, seqlen_kv, None)
             lengths = te.lengths_of_cumulative(first)
@@ -454,15 +460,16 @@ class DotProductAttention(torch.nn.Module):
         first, second = attention_mask if pair else (attention_mask, attention_mask)
         name = "attention_mask[0]" if pair else "attention_mask"
         lengths = te.lengths_of_mask(name, first)
-        if sizes is not None:
-            batch, seqlen_q, seqlen_kv = sizes
+        if checked:
             te.check_mask(name, first, lengths, batch, seqlen_q)
-            if not pair and seqlen_q != seqlen_kv:
-                refuse(name, "one mask", f"a pair, because lengths {seqlen_q} and {seqlen_kv} differ")
+        # Also in traced code: the operator sees lengths, and those of one mask fit both.
+        same = _tracing.guard_or_true(seqlen_q == seqlen_kv) if compiling() else seqlen_q == seqlen_kv
+        if not pair and not same:
+            refuse(name, "one mask", f"a pair, because lengths {seqlen_q} and {seqlen_kv} differ")
         if second is first:
             return lengths, lengths
         lengths_kv = te.lengths_of_mask("attention_mask[1]", second)
-        if sizes is not None:
+        if checked:
             te.check_mask("attention_mask[1]", second, lengths_kv, batch, seqlen_kv)
         return lengths, lengths_kv
 
@@ -582,6 +589,8 @@ def _scale(scale: Any, head_dim: int) -> float:
         return float(head_dim**-0.5)
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"softmax_scale: got {scale!r}, expected None or a float")
+    if not math.isfinite(scale):
+        raise ValueError(f"softmax_scale: got {scale}, expected a finite number")
     return float(scale)
 
 

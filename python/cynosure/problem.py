@@ -106,7 +106,7 @@ def _field(key: bytes, name: str) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "device") and hasattr(value, "dtype")
+    return hasattr(value, "device") and hasattr(value, "requires_grad")  # scalars of numpy have a device, too
 
 
 def _check_arguments(*, causal: Any, softcap: Any, dropout_p: Any, window_size: Any, **integers: Any) -> None:

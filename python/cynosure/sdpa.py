@@ -94,32 +94,34 @@ def scaled_dot_product_attention(
     if is_dynamo_compiling():
         return _traced(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     word: Any = None
-    if dropout_p == 0.0:
+    if type(dropout_p) is float and dropout_p == 0.0:
         word = _core.plain_word(ENVIRONMENT, _tracing.added_faults, MODES, FORWARD_AD)
-    if word is not None:
+    if (
+        word is not None
+        and type(query) is type(key) is type(value) is Tensor
+        and (is_causal is False or (is_causal is True and attn_mask is None))
+        and (attn_mask is None or (type(attn_mask) is Tensor and attn_mask.shape[-1:] in ((1,), key.shape[2:3])))
+        and (scale is None or type(scale) is float)
+        and query.dim() == key.dim() == value.dim() == 4
+        and not (query.is_nested or key.is_nested)
+        # The operator groups heads by itself, so it cannot see heads that differ and should not.
+        and (enable_gqa is True or (enable_gqa is False and query.shape[1] == key.shape[1]))
+    ):
         try:
-            # The operator groups heads by itself, so it cannot see heads that differ and should not.
-            if (
-                (is_causal is False or (is_causal is True and attn_mask is None))
-                and (attn_mask is None or type(attn_mask) is Tensor)
-                and (
-                    enable_gqa is True
-                    or (enable_gqa is False and (query.shape == key.shape or query.shape[1] == key.shape[1]))
-                )
-            ):
-                if not (_flash_enabled() and _math_enabled() and _cudnn_enabled()):
-                    word = _allowed(word, _flash_enabled(), _math_enabled(), _cudnn_enabled())
-                options = _CAUSAL if is_causal else _BHSD
-                if scale is not None or attn_mask is not None or not type(query) is type(key) is type(value) is Tensor:
-                    return _with_terms(query, key, value, attn_mask, scale, options, word)
-                out: Tensor
-                if _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-                    out = apply_plain(query, key, value, (options | TRAINING, word))
-                else:
-                    out = _output(query, key, value, options, word)
-                return out
-        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
-            _raise_if_no_backend(error)
+            if not (_flash_enabled() and _math_enabled() and _cudnn_enabled()):
+                word = _allowed(word, _flash_enabled(), _math_enabled(), _cudnn_enabled())
+            options = _CAUSAL if is_causal else _BHSD
+            if scale is not None or attn_mask is not None:
+                return _with_terms(query, key, value, attn_mask, scale, options, word)
+            out: Tensor
+            if _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+                out = apply_plain(query, key, value, (options | TRAINING, word))
+            else:
+                out = _output(query, key, value, options, word)
+            return out
+        except (RuntimeError, ValueError, TypeError) as error:
+            if not _needs_a_closer_look(error):
+                raise
     if compiling():
         return _traced(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return _checked(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -185,16 +187,21 @@ def guard_switches() -> None:
 # --- any call
 
 
-def _raise_if_no_backend(error: BaseException) -> None:
-    """Other errors need a closer look: the operator does not take the call as it is."""
+def _needs_a_closer_look(error: Exception) -> bool:
+    """Whether the operator refused the call, or torch has none for such tensors.
+
+    Raises where no backend is left. What a hook or a mode of the user's raised is neither.
+    """
+    if isinstance(error, NotImplementedError):
+        return True
+    if not hasattr(error, "refused"):
+        try:
+            typed(error)
+        except Exception as found:
+            error = found
     if isinstance(error, NoBackendError):
         raise error
-    try:
-        typed(error)
-    except NoBackendError:
-        raise
-    except Exception:
-        return
+    return hasattr(error, "refused")
 
 
 _NAMES = {"q": "query", "k": "key", "v": "value", "attn_bias": "attn_mask"}

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/call.cpp: what may be wrong with a call, in the order in which a reader would look.
+#include <array>
+#include <charconv>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include <cynosure/call.hpp>
@@ -22,6 +25,12 @@ std::string text(const Table& names, Value value) {
 std::string dtype_of(const TensorInfo& t) {
   if (t.element == Element::other && !t.other_name.empty()) return std::string(t.other_name);
   return text(kElementNames, t.element);
+}
+
+/// The shortest text that is this number.
+std::string text_of(double x) {
+  std::array<char, 32> text{};
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), x).ptr};
 }
 
 std::string shape_of(const TensorInfo& t) {
@@ -104,6 +113,9 @@ class Checker {
     return true;
   }
 
+  bool too_large(std::string_view name, std::string_view what, std::int64_t size) {
+    return value(name, std::string(what) + " " + std::to_string(size) + ", expected at most 2147483647");
+  }
   bool sizes() {
     const auto [batch, sequence, head] = axes(c_.dims);
     const auto equal = [&](std::string_view name, std::string_view what, std::int64_t got, std::int64_t expected,
@@ -122,9 +134,13 @@ class Checker {
       for (const auto& [what, size] :
            {std::pair{"heads", t->sizes[head]}, std::pair{"head dim", head_dim(*t, c_.dims)}}) {
         if (size == 0) return value(name, std::string(what) + " 0, expected at least 1");
-        if (size > kMaxInt32)
-          return value(name, std::string(what) + " " + std::to_string(size) + ", expected at most 2147483647");
+        if (size > kMaxInt32) return too_large(name, what, size);
       }
+    }
+    const std::string_view what = dense ? "length" : "tokens";
+    for (const auto& [name, t] : {std::pair{"q", &c_.q}, std::pair{"k", &c_.k}}) {
+      if (t->sizes[sequence] > kMaxInt32) return too_large(name, what, t->sizes[sequence]);
+      if (dense && t->sizes[batch] > kMaxInt32) return too_large(name, "batch", t->sizes[batch]);
     }
     const std::int64_t heads = c_.q.sizes[head];
     const std::int64_t kv_heads = c_.k.sizes[head];
@@ -142,10 +158,12 @@ class Checker {
     if (c_.causal && c_.window_right > 0)
       return value("window_size", "got (" + std::to_string(c_.window_left) + ", " + std::to_string(c_.window_right) +
                                       ") with causal, expected 0 or -1 on the right");
-    if (!std::isfinite(c_.scale))
-      return value("scale", "got " + std::to_string(c_.scale) + ", expected a finite number");
-    if (!(c_.softcap >= 0) || std::isinf(c_.softcap))
-      return value("softcap", "got " + std::to_string(c_.softcap) + ", expected 0 (none) or a positive number");
+    // Kernels take both as float32.
+    constexpr double most = std::numeric_limits<float>::max();
+    if (!(std::abs(c_.scale) <= most))
+      return value("scale", "got " + text_of(c_.scale) + ", expected a finite number of float32");
+    if (c_.softcap != 0 && !(c_.softcap >= std::numeric_limits<float>::min() && c_.softcap <= most))
+      return value("softcap", "got " + text_of(c_.softcap) + ", expected 0 (none) or a positive number of float32");
     if (!(c_.dropout_p >= 0 && c_.dropout_p <= 1))
       return value("dropout_p", "got " + std::to_string(c_.dropout_p) + ", expected a probability from 0 to 1");
     return true;
@@ -169,7 +187,8 @@ class Checker {
       if (!integers("cu_seqlens_k", c_.seqlens_k, c_.seqlens_q.sizes[0], "[batch + 1] as cu_seqlens_q")) return false;
       for (const auto& [name, size] :
            {std::pair{"max_seqlen_q", c_.max_seqlen_q}, std::pair{"max_seqlen_k", c_.max_seqlen_k}})
-        if (size < -1) return value(name, "got " + std::to_string(size) + ", expected 0 or more");
+        if (size < -1 || size > kMaxInt32)
+          return value(name, "got " + std::to_string(size) + ", expected 0 to 2147483647");
       return true;
     }
     for (const auto& [name, size] :

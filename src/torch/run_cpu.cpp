@@ -186,6 +186,7 @@ cpu::TermGradient gradient_of(const OptionalTensor& t) {
 
 ForwardResult forward_cpu(const Arguments& a) {
   ForwardResult result{.out = new_out(a), .lse = new_lse(a)};
+  if (a.q.numel() == 0) return result;  // which may have any number of empty sequences, or of keys
   Prepared p = prepare(a);
   const OptionalTensor sinks = place_sinks(a, p.call);
   cpu::ForwardOutputs outputs{.out = side_of<cpu::Output>(a, result.out), .lse = {}};

@@ -59,8 +59,34 @@ class Bad:
 WRONG = (ValueError, TypeError)
 BAD: dict[str, Bad] = {
     # --- tensors
-    "q is no tensor": Bad(lambda: good(q=None), TypeError, r"\bq\b.*None", r"[Tt]ensor", compiled=False),
-    "k is a list": Bad(lambda: good(k=[1.0]), TypeError, r"\bk\b.*list", r"[Tt]ensor", compiled=False),
+    "q is no tensor": Bad(lambda: good(q=None), TypeError, r"\bq\b.*None", r"[Tt]ensor"),
+    "k is a list": Bad(lambda: good(k=[1.0]), TypeError, r"\bk\b.*list", r"[Tt]ensor"),
+    "sinks is a list": Bad(lambda: good(sinks=[1.0] * 4), TypeError, r"\bsinks\b.*list", r"[Tt]ensor"),
+    "seqlens_k is a list": Bad(lambda: good(seqlens_k=[5, 5]), TypeError, r"seqlens_k.*list", r"int32"),
+    "return_lse": Bad(lambda: good(return_lse="no"), ValueError, r"return_lse.*no", r"True or False"),
+    "a window beyond 64 bits": Bad(
+        lambda: good(window_size=(2**70, 0)), ValueError, r"window_size.*\(1180", r"2147483647"
+    ),
+    "a bound beyond 32 bits": Bad(
+        lambda: ragged(max_seqlen_q=2**40), ValueError, r"max_seqlen_q.*1099511627776", r"2147483647"
+    ),
+    "a scale that float cannot hold": Bad(lambda: good(scale=10**400), ValueError, r"\bscale\b.*1329", r"finite"),
+    "a scale that float32 cannot hold": Bad(lambda: good(scale=1e39), ValueError, r"\bscale\b.*1e\+39", r"float32"),
+    "a cap that float32 cannot hold": Bad(lambda: good(softcap=1e-46), ValueError, r"softcap.*1e-46", r"float32"),
+    "a batch beyond 32 bits": Bad(
+        lambda: {name: torch.empty(1).expand(2**40, 0, 1, 1) for name in "qkv"},
+        ValueError,
+        r"\bq\b.*batch 1099511627776",
+        r"2147483647",
+        compiled=False,
+    ),
+    "strided nested": Bad(
+        lambda: {name: torch.nested.nested_tensor([torch.zeros(3, 4, 8)] * 2, layout=torch.strided) for name in "qkv"},
+        ValueError,
+        r"\bq\b.*strided",
+        r"jagged",
+        compiled=False,
+    ),
     "q has rank 3": Bad(lambda: good(q=q_(5, 4, 8)), ValueError, r"\bq\b.*rank 3", r"4.*bshd"),
     "v has rank 5": Bad(lambda: good(v=q_(1, *Q)), ValueError, r"\bv\b.*rank 5", r"4.*bshd"),
     "thd with rank 4": Bad(lambda: ragged(q=q_(*Q)), ValueError, r"\bq\b.*rank 4", r"3.*thd"),
@@ -411,10 +437,10 @@ resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
 {code}
 """
 HUGE: dict[str, str] = {
-    # 2^31 elements and more of one number each, by stride 0
-    "keys": "x = torch.zeros(1, 1, 1, 1).expand(1, 2**31, 1, 1); q = torch.zeros(1, 1, 1, 1); f = (q, x, x)",
+    # about 2^31 elements and more of one number each, by stride 0
+    "keys": "x = torch.zeros(1, 1, 1, 1).expand(1, 2**31 - 1, 1, 1); q = torch.zeros(1, 1, 1, 1); f = (q, x, x)",
     "heads": "x = torch.zeros(1, 1, 1, 1).expand(1, 3, 2**31 - 1, 1); f = (x, x, x)",
-    "batch": "x = torch.zeros(1, 1, 1, 1).expand(2**33, 1, 1, 1); f = (x, x, x)",
+    "batch": "x = torch.zeros(1, 1, 1, 1).expand(2**31 - 1, 1, 2, 1); f = (x, x, x)",
     "head dim": "x = torch.zeros(1, 1, 1, 1).expand(1, 1, 1, 2**31); f = (x, x, x)",
     "everything": "x = torch.zeros(1, 1, 1, 1).expand(2**15, 2**15, 2**15, 2**15); f = (x, x, x)",
     "products that overflow": "x = torch.zeros(1, 1, 1, 1).expand(2**31, 2**30, 1, 2); f = (x, x, x)",
@@ -495,3 +521,46 @@ found.sum().backward()
         [sys.executable, "-c", HOSTILE.format(code=code)], capture_output=True, text=True, timeout=60, check=False
     )
     assert process.returncode == 0, process.stderr[-2000:]
+
+
+def test_no_sequence_costs_nothing() -> None:
+    """However many keys there are, or sequences of length 0."""
+    some = torch.empty(1).expand(2**31 - 1, 0, 1, 1)
+    assert cynosure.attention(some, some, some, backend="cpu").shape == (2**31 - 1, 0, 1, 1)
+    keys = torch.empty(1).expand(1, 2**31 - 1, 1, 1)
+    assert cynosure.attention(torch.empty(1, 0, 1, 1), keys, keys, backend="cpu").shape == (1, 0, 1, 1)
+
+
+def test_what_a_hook_raises_reaches_the_user() -> None:
+    """And the forward pass runs once."""
+    q = q_(2, 4, 5, 8).requires_grad_()
+    calls = []
+
+    def pack(x: Tensor) -> Tensor:
+        calls.append(x)
+        raise RuntimeError("this hook failed")
+
+    for function in (cynosure.scaled_dot_product_attention, cynosure.attention):
+        calls.clear()
+        with (
+            pytest.raises(RuntimeError, match="this hook failed"),
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x),
+        ):
+            function(q, q, q)
+        assert len(calls) == 1
+
+
+def test_a_mode_that_raises_once_is_not_asked_twice() -> None:
+    class Guard(torch.overrides.TorchFunctionMode):
+        calls = 0
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "attention" in str(function):
+                self.calls += 1
+                raise ValueError("this guard refuses")
+            return function(*args, **(kwargs or {}))
+
+    q = q_(2, 4, 5, 8)
+    with Guard() as guard, pytest.raises(ValueError, match="this guard refuses"):
+        cynosure.scaled_dot_product_attention(q, q, q)
+    assert guard.calls == 1

@@ -402,6 +402,27 @@ def test_fake_tensors() -> None:
             assert cynosure.attention(q, q, q).dtype == torch.bfloat16
 
 
+def test_flops_of_a_backward_pass_alone() -> None:
+    code = """
+import torch, cynosure
+from torch.utils.flop_counter import FlopCounterMode
+x = torch.randn(2, 5, 4, 8, requires_grad=True)
+for function in (cynosure.attention, cynosure.scaled_dot_product_attention):
+    out = function(x, x, x)
+    with FlopCounterMode(display=False) as counter:
+        out.sum().backward()
+    print(counter.get_total_flops())
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert found == [str(5 * 2 * 2 * 4 * 5 * 5 * 8), str(5 * 2 * 2 * 5 * 4 * 4 * 8)]
+
+
+def test_functionalize() -> None:
+    q = torch.randn(2, 5, 4, 8)
+    for function in (cynosure.attention, cynosure.scaled_dot_product_attention):
+        assert torch.equal(torch.func.functionalize(function)(q, q, q), function(q, q, q))
+
+
 def test_opcheck_of_every_operator() -> None:
     from cynosure import _operators
 

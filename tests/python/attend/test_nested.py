@@ -189,3 +189,39 @@ ERRORS: dict[str, Callable[[Any], Any]] = {
 def test_errors(message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ERRORS[message](jagged((3, 5, 1), 2, 8))
+
+
+@pytest.mark.parametrize("function", [cynosure.attention, sdpa])
+def test_sequences_of_v_are_those_of_k(function: Callable[..., Any]) -> None:
+    def of(offsets: list[int]) -> Any:
+        x = torch.nested.nested_tensor_from_jagged(torch.randn(9, 4, 8), torch.tensor(offsets))
+        return x.transpose(1, 2) if function is sdpa else x
+
+    k, other, same = of([0, 3, 3, 8, 9]), of([0, 4, 5, 8, 9]), of([0, 3, 3, 8, 9])
+    with pytest.raises((ValueError, RuntimeError), match=r"^v.*: its sequences are not those of k"):
+        function(k, k, other)
+    function(k, k, same)  # equal offsets in another tensor
+
+
+def test_gradients_of_gradients() -> None:
+    def second(x: Any) -> Tensor:
+        out = cynosure.attention(x, x, x, causal=True, backend="unfused")
+        (grad,) = torch.autograd.grad((out.values() ** 2).sum(), x, create_graph=True)
+        (result,) = torch.autograd.grad((grad.values() ** 2).sum(), x)
+        return torch.cat(list(result.unbind()))
+
+    def alone(part: Tensor) -> Tensor:
+        x = part.detach()[None].requires_grad_()
+        out = cynosure.attention(x, x, x, causal=True, backend="unfused")
+        (grad,) = torch.autograd.grad((out**2).sum(), x, create_graph=True)
+        return torch.autograd.grad((grad**2).sum(), x)[0][0]
+
+    x = torch.nested.nested_tensor_from_jagged(torch.randn(9, 2, 8).double(), torch.tensor([0, 3, 8, 9]))
+    x.requires_grad_()
+    torch.testing.assert_close(second(x), torch.cat([alone(part) for part in x.unbind()]))
+
+    y = torch.nested.nested_tensor_from_jagged(torch.randn(9, 2, 8), torch.tensor([0, 3, 8, 9])).requires_grad_()
+    out = cynosure.attention(y, y, y, backend="cpu")
+    (grad,) = torch.autograd.grad(out.values().sum(), y, create_graph=True)
+    with pytest.raises(RuntimeError, match='backend="unfused"'):
+        grad.values().sum().backward()
