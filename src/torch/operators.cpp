@@ -58,7 +58,9 @@ void forward(StableIValue* stack, std::uint64_t /*arguments*/, std::uint64_t /*r
   read(a, stack, stack + 3);
   const NoGrad guard;
   const Backend backend = decide(a, false);
-  ForwardResult result = backend == Backend::cpu ? forward_cpu(a) : forward_unfused(a);
+  ForwardResult result = backend == Backend::cpu     ? forward_cpu(a)
+                         : backend == Backend::cudnn ? forward_cudnn(a)
+                                                     : forward_unfused(a);
   stack[0] = give(std::move(result.out));
   stack[1] = give(std::move(result.lse));
 }
@@ -95,7 +97,9 @@ void backward(StableIValue* stack, std::uint64_t /*arguments*/, std::uint64_t /*
   check_saved(a, in);
   const NoGrad guard;
   const Backend backend = decide(a, true);
-  BackwardResult result = backend == Backend::cpu ? backward_cpu(a, in) : backward_unfused(a, in);
+  BackwardResult result = backend == Backend::cpu     ? backward_cpu(a, in)
+                          : backend == Backend::cudnn ? backward_cudnn(a, in)
+                                                      : backward_unfused(a, in);
   stack[0] = give(std::move(result.dq));
   stack[1] = give(std::move(result.dk));
   stack[2] = give(std::move(result.dv));
@@ -138,7 +142,11 @@ Tensor new_like(const Arguments& a, const Tensor& like) {
 Tensor new_lse(const Arguments& a) {
   const std::int32_t type = aoti_torch_dtype_float32();
   if (!a.call.training && !a.call.return_lse) return empty(a.q, type, Sizes{0});
-  if (a.call.dims == Dims::thd) return empty(a.q, type, {a.sizes.heads, rows_of(a, a.q)});
+  if (a.call.dims == Dims::thd) {
+    const std::array size{a.sizes.heads, rows_of(a, a.q)};
+    const std::array stride{std::int64_t{1}, std::max<std::int64_t>(a.sizes.heads, 1)};
+    return empty(a.q, type, size.data(), stride.data(), 2);
+  }
   return empty(a.q, type, {a.sizes.batch, a.sizes.heads, rows_of(a, a.q)});
 }
 
