@@ -59,13 +59,17 @@ bool is_aligned(const void* memory) {
   return reinterpret_cast<std::uintptr_t>(memory) % static_cast<std::uintptr_t>(cudnn::kAlignment) == 0;
 }
 
-/// The tensor, or a copy where its memory is not as plans take it: rows in one piece, all aligned, nothing repeated.
-Tensor readable(const Tensor& t) {
+/// The tensor, or a copy where its memory is not as plans take it: rows in one piece, all aligned, nothing repeated. In
+/// a ragged backward dense besides: cuDNN 9.19 finds a gradient at the offsets of its input, whatever is stated of it.
+Tensor readable(const Arguments& a, Direction direction, const Tensor& t) {
   constexpr std::int64_t kElements = cudnn::kAlignment / 2;  // of 16 bits
   const std::int64_t dims = rank(t);
-  bool good = is_aligned(data(t)) && (strides(t)[dims - 1] == 1 || sizes(t)[dims - 1] == 1);
-  for (std::int64_t i = 0; i + 1 < dims; ++i)
-    good = good && (sizes(t)[i] == 1 || (strides(t)[i] > 0 && strides(t)[i] % kElements == 0));
+  const std::int64_t* n = sizes(t);
+  const std::int64_t* s = strides(t);
+  bool good = is_aligned(data(t)) && (s[dims - 1] == 1 || n[dims - 1] == 1);
+  for (std::int64_t i = 0; i + 1 < dims; ++i) good = good && (n[i] == 1 || (s[i] > 0 && s[i] % kElements == 0));
+  if (a.call.dims == Dims::thd && direction == Direction::backward)
+    good = good && (n[1] == 1 || s[1] == n[2]) && (n[0] == 1 || s[0] == n[1] * n[2]);
   if (good) return t;
   Tensor copy = empty_like(t);
   static_cast<void>(aten("aten::copy_", "", copy, t, false));
@@ -99,14 +103,20 @@ std::int64_t bound(const Arguments& a, std::int64_t length, const Tensor& tokens
 /// cuDNN multiplies masked scores, which are -inf, with the scale: NaN unless it is positive. So its sign goes into q.
 double sign_of_scale(const Arguments& a) { return a.scale > 0 ? 1.0 : a.scale < 0 ? -1.0 : 0.0; }
 float size_of_scale(const Arguments& a) { return a.scale == 0 ? 1.0F : static_cast<float>(std::abs(a.scale)); }
-Tensor signed_q(const Arguments& a) {
+Tensor signed_q(const Arguments& a, Direction direction) {
   const double sign = sign_of_scale(a);
-  return sign > 0 ? readable(a.q) : readable(mul(a.q, number(sign)));
+  return readable(a, direction, sign > 0 ? a.q : mul(a.q, number(sign)));
 }
 
 bool keeps_nothing(const Arguments& a) { return a.call.dropout_p >= 1; }
 bool nothing_to_do(const Arguments& a) {
   return a.q.numel() == 0 || a.k.numel() == 0 || a.sizes.batch == 0 || a.sizes.seqlen_q == 0 || a.sizes.seqlen_k == 0;
+}
+
+/// Of ragged tensors, as if all sequences had the longest length: cuDNN derives what it loads at once from them.
+void set_batch_strides(PlanKey& key) {
+  for (cudnn::Strides* s : {&key.q, &key.out, &key.dout, &key.dq}) s->batch = key.seqlen_q * s->row;
+  for (cudnn::Strides* s : {&key.k, &key.v, &key.dk, &key.dv}) s->batch = key.seqlen_k * s->row;
 }
 
 /// The key of the call; the bias is stated later (Extras::put).
@@ -121,6 +131,7 @@ PlanKey key_for(const Arguments& a, Direction direction, const Tensor& q, const 
   key.k = strides_of(a, k);
   key.v = strides_of(a, v);
   key.out = strides_of(a, out);
+  if (key.lengths == LengthKind::ragged) set_batch_strides(key);
   key.bias_batch = key.bias_heads = 0;
   key.bias = {};
   key.scale = std::bit_cast<std::uint32_t>(size_of_scale(a));
@@ -261,10 +272,12 @@ class Workspace {
     bytes_ += (bytes + 255) / 256 * 256;
     return start;
   }
-  void allocate(const Tensor& like) { memory_ = empty(like, aoti_torch_dtype_uint8(), {std::max<std::int64_t>(bytes_, 1)}); }
+  void allocate(const Tensor& like) {
+    if (bytes_ > 0) memory_ = empty(like, aoti_torch_dtype_uint8(), {bytes_});
+  }
   template <class T>
   [[nodiscard]] T* at(std::int64_t start) const {
-    return reinterpret_cast<T*>(static_cast<char*>(data(*memory_)) + start);
+    return memory_ ? reinterpret_cast<T*>(static_cast<char*>(data(*memory_)) + start) : nullptr;
   }
 
  private:
@@ -429,9 +442,9 @@ ForwardResult forward_cudnn(const Arguments& a) {
     return result;
   }
   const OnDevice guard(a.call.q.device_index);
-  const Tensor q = signed_q(a);
-  const Tensor k = readable(a.k);
-  const Tensor v = readable(a.v);
+  const Tensor q = signed_q(a, Direction::forward);
+  const Tensor k = readable(a, Direction::forward, a.k);
+  const Tensor v = readable(a, Direction::forward, a.v);
   const Extras extras(a);
   PlanKey key = key_for(a, Direction::forward, q, k, v, result.out);
   extras.put(key);
@@ -469,11 +482,11 @@ BackwardResult backward_cudnn(const Arguments& a, const BackwardInputs& in) {
     return result;
   }
   const OnDevice guard(a.call.q.device_index);
-  const Tensor q = signed_q(a);
-  const Tensor k = readable(a.k);
-  const Tensor v = readable(a.v);
-  const Tensor out = readable(in.out);
-  Tensor dout = readable(in.grad_out);
+  const Tensor q = signed_q(a, Direction::backward);
+  const Tensor k = readable(a, Direction::backward, a.k);
+  const Tensor v = readable(a, Direction::backward, a.v);
+  const Tensor out = readable(a, Direction::backward, in.out);
+  Tensor dout = readable(a, Direction::backward, in.grad_out);
   if (cudnn::library().version < Version{9, 5, 1} && strides_of(a, dout) != strides_of(a, out)) {
     dout = empty(out, dtype(out), sizes(out), strides(out), rank(out));
     copy(dout, in.grad_out);
@@ -484,6 +497,7 @@ BackwardResult backward_cudnn(const Arguments& a, const BackwardInputs& in) {
   key.dq = strides_of(a, result.dq);
   key.dk = strides_of(a, result.dk);
   key.dv = strides_of(a, result.dv);
+  if (key.lengths == LengthKind::ragged) set_batch_strides(key);
   key.bias_grad = bias_grad || mask_grad;
   key.sinks_grad = sinks_grad;
   if (key.lengths == LengthKind::ragged) {

@@ -24,8 +24,18 @@ def suited(case: Case, number: int) -> Case:
     return replace(case, **{**dims, "dtype": dtype, "lse": lse, "softcap": 0.0, "poison": poison})
 
 
+def ragged_memory() -> list[Case]:
+    """Ragged tensors that lie in memory in other ways, over the head dims of each kernel."""
+    wide = Case(dtype="bfloat16", layout="thd", batch=3, heads=4, kv_heads=4, sq=70, sk=70, lengths="some", causal=True)
+    return [
+        replace(wide, strides=strides, dqk=dim, dv=dim, seed=dim)
+        for strides in ("plain", "packed", "transposed", "odd", "last")
+        for dim in (64, 128, 192, 256)
+    ]
+
+
 def cases() -> list[Case]:
-    found = [*one_at_a_time(), *edges(), *pairwise(), *random_cases(150, seed=21), *random_cases(100, 22, 300)]
+    found = [*ragged_memory(), *one_at_a_time(), *edges(), *pairwise(), *random_cases(150, seed=21), *random_cases(100, 22, 300)]
     return list(dict.fromkeys(suited(case, n) for n, case in enumerate(found)))
 
 

@@ -57,8 +57,13 @@ using Four = std::vector<std::int64_t>;
 /// A graph with what its tensors are, and which of them the caller provides.
 class Builder {
  public:
-  explicit Builder(const PlanKey& key)
+  /// `device` and `sm`: of another machine than this one.
+  explicit Builder(const PlanKey& key, std::shared_ptr<const fe::DeviceProperties> device = nullptr, int sm = 0)
       : key_(key), ragged_(ragged_layout(key)), graph_(std::make_shared<fe::graph::Graph>()) {
+    if (device != nullptr) {  // first: nodes copy what the graph knows
+      graph_->set_device_properties(std::move(device));
+      graph_->set_sm_version(sm);
+    }
     graph_->set_io_data_type(data_type(key.type))
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
@@ -262,10 +267,8 @@ std::string why_not(const PlanKey& key, const std::string& properties, int sm, b
     auto device = std::make_shared<fe::DeviceProperties>();
     if (auto status = device->deserialize({properties.begin(), properties.end()}); status.is_bad())
       throw std::runtime_error("cynosure: cudnn: these are no device properties: " + status.get_message());
-    const Builder builder(key);
+    const Builder builder(key, device, sm);
     fe::graph::Graph& graph = *builder.graph();
-    graph.set_device_properties(device);
-    graph.set_sm_version(sm);
     fe::error_t status = graph.validate();
     if (status.is_good()) status = graph.build_operation_graph();
     if (status.is_good()) status = graph.create_execution_plans(kModes);

@@ -14,7 +14,6 @@ Strides dense(Format format, std::int64_t batch, std::int64_t length, std::int64
     case Format::sbhd:
       return {.batch = row, .head = width, .row = batch * row};
     case Format::thd:
-      return {.batch = 0, .head = width, .row = row};
     case Format::bshd:
     case Format::bhsd:  // our outputs are [B, S, H, D] in memory, and so are most inputs
       break;

@@ -25,7 +25,7 @@ struct Strides {
 /// All pointers are aligned to 16 bytes, and so is every stride (elements of 16 bits: a multiple of 8).
 inline constexpr std::int64_t kAlignment = 16;
 
-/// One plan. Sizes in elements; for a ragged batch the lengths are bounds, and batch strides are not read.
+/// One plan. Sizes in elements; for a ragged batch the lengths are bounds, and batch strides those of such lengths.
 struct PlanKey {
   std::int64_t batch = 0, heads = 0, kv_heads = 0, seqlen_q = 0, seqlen_k = 0, head_dim_qk = 0, head_dim_v = 0;
   Strides q, k, v, out;

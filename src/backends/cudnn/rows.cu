@@ -4,7 +4,7 @@
 //
 // rows_before runs ahead of a plan. Lengths come from the caller's device memory and may hold anything: here they are
 // clamped, so that cuDNN stays within the tensors, and become what its graph takes. What cuDNN does not write becomes 0:
-// tokens that belong to no sequence, and gradients of sequences for which the other side is empty. For a backward, LSEs of -inf become +inf, so that p = exp(s - lse) is 0 in
+// tokens that belong to no sequence, and gradients of rows behind a length and of sequences where a side is empty. For a backward, LSEs of -inf become +inf, so that p = exp(s - lse) is 0 in
 // rows that attend nothing.
 // rows_after runs behind a forward: rows that attend nothing get output 0 and LSE -inf.
 #include "rows.hpp"
@@ -30,14 +30,19 @@ __device__ int length_of(const RowsBefore::Side& side, bool ragged, int b) {
 
 constexpr Count kChunk = 16;  // bytes
 
-/// Zeros in all rows of sequence b, by one block.
-__device__ void clear(const RowsBefore& p, const RowsBefore::Output& out, const RowsBefore::Side& side, int b) {
+/// Zeros in the rows of sequence b that get no gradient, by one block: all where one side is empty, else those behind
+/// the length.
+__device__ void clear(const RowsBefore& p, const RowsBefore::Output& out, int b) {
+  const RowsBefore::Side& side = out.of_keys ? p.k : p.q;
+  const bool empty = length_of(p.q, p.ragged, b) == 0 || length_of(p.k, p.ragged, b) == 0;
+  const Count length = length_of(side, p.ragged, b);
+  const Count first = empty ? 0 : length;
+  const Count rows = p.ragged ? length : side.most;
   const Count chunks = out.row_bytes / kChunk;
-  const Count rows = p.ragged ? length_of(side, true, b) : side.most;
-  char* const first = static_cast<char*>(out.values) +
-                      (p.ragged ? start_of(side.lengths, b, side.tokens) * out.row_step : b * out.batch_step);
-  for (Count j = threadIdx.x; j < rows * chunks; j += blockDim.x)
-    *reinterpret_cast<uint4*>(first + j / chunks * out.row_step + j % chunks * kChunk) = uint4{0, 0, 0, 0};
+  char* const values = static_cast<char*>(out.values) +
+                       (p.ragged ? start_of(side.lengths, b, side.tokens) * out.row_step : b * out.batch_step);
+  for (Count j = first * chunks + threadIdx.x; j < rows * chunks; j += blockDim.x)
+    *reinterpret_cast<uint4*>(values + j / chunks * out.row_step + j % chunks * kChunk) = uint4{0, 0, 0, 0};
 }
 
 }  // namespace
@@ -66,7 +71,7 @@ extern "C" __global__ void rows_before(const RowsBefore p) {
     }
     if (out.gradient)
       for (int b = static_cast<int>(blockIdx.x); b < p.batch; b += static_cast<int>(gridDim.x))
-        if (length_of(out.of_keys ? p.q : p.k, p.ragged, b) == 0) clear(p, out, side, b);
+        clear(p, out, b);
   }
   const float infinity = __int_as_float(0x7f800000);
   if (p.lse != nullptr)

@@ -21,8 +21,8 @@ struct RowsBefore {
     long long row = 0;            ///< elements from one token to the next
     bool of_keys = false;
   };
-  /// An output. Ragged: what lies behind the last sequence becomes 0. A gradient: so does a sequence that the other side
-  /// has nothing for, which cuDNN leaves as it is.
+  /// An output, for what cuDNN leaves as it is. Ragged: what lies behind the last sequence becomes 0. A gradient: so do
+  /// rows behind a length, and sequences where one side is empty.
   struct Output {
     void* values = nullptr;
     long long row_bytes = 0;              ///< of all heads, in one piece; a multiple of 16
