@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend
 from torch.nn.attention.varlen import varlen_attn
 
 import cynosure
-from cynosure._operators import CAUSAL, PLAIN_REST, raw_forward
+from cynosure._operators import CAUSAL, plain_output
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
 
@@ -62,13 +62,12 @@ def candidates(compiled: bool) -> dict[str, Candidates]:
         )  # fmt: skip
 
     word = cynosure.Settings.current().word
-    rest = (*PLAIN_REST, -1, -1, -1, -1, 1.0, 0.0, 0.0, CAUSAL, word)
     result: dict[str, Candidates] = {
         "forward": {
             "sdpa": lambda: theirs(*plain),
             "again": lambda: theirs(*plain),
             "attention": lambda: ours(*base),
-            "raw": lambda: raw_forward(*base, *rest),
+            "raw": lambda: plain_output(*base, CAUSAL, word),
         },
         "forward + backward": {
             "sdpa": both_ways(theirs, plain_grad, out.transpose(1, 2)),

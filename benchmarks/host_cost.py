@@ -20,7 +20,7 @@ import torch
 from measure import Candidates, interleaved, machine
 
 import cynosure
-from cynosure._operators import CAUSAL, PLAIN_REST, raw_forward
+from cynosure._operators import CAUSAL, plain_output
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
 
@@ -46,7 +46,7 @@ def candidates(compiled: bool) -> dict[str, Candidates]:
     def drop_in(q: Any, k: Any, v: Any) -> Any:
         return cynosure.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    rest = (*PLAIN_REST, -1, -1, -1, -1, 1.0, 0.0, 0.0, CAUSAL, cynosure.Settings.current().word)
+    rest = (CAUSAL, cynosure.Settings.current().word)
     row = [x[:, :1].contiguous() for x in base]
     plain_row = [x.transpose(1, 2) for x in row]
     result: dict[str, Candidates] = {
@@ -55,13 +55,13 @@ def candidates(compiled: bool) -> dict[str, Candidates]:
             "again": lambda: theirs(*plain),
             "attention": lambda: ours(*base),
             "drop-in": lambda: drop_in(*plain),
-            "raw": lambda: raw_forward(*base, *rest),
+            "raw": lambda: plain_output(*base, *rest),
         },
         "no grad, one row": {
             "sdpa": lambda: theirs(*plain_row),
             "again": lambda: theirs(*plain_row),
             "attention": lambda: ours(*row),
-            "raw": lambda: raw_forward(*row, *rest),
+            "raw": lambda: plain_output(*row, *rest),
         },
         "forward with grad": {
             "sdpa": lambda: theirs(*plain_grad),

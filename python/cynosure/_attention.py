@@ -3,30 +3,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
-from cynosure import _core, _nested, log
+from cynosure import _core, _nested, _tracing, log
 from cynosure._constant import ENVIRONMENT
 from cynosure._operators import (
     CAUSAL,
     CHECK,
     CPU_ISA_SHIFT,
     DIMS,
-    PLAIN_REST,
-    SCALE_GIVEN,
-    TOP_LEFT,
+    FORWARD_AD,
+    MODES,
     TRAINING,
     apply_plain,
     draw_seed,
-    raw_forward,
+    plain_output,
     rest_of,
     run,
-    run_again,
     seed_of_call,
     surface,
-    unusual,
+    typed,
 )
 from cynosure._tracing import call, compiling, in_traces
 from cynosure.backend import BackendArgument
@@ -34,7 +33,10 @@ from cynosure.settings import eager_now, traced_word, word_over
 
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 is_grad_enabled = torch.is_grad_enabled
+is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_output = plain_output._op  # what the operator's __call__ calls
 _no_limits = (-1, -1)
+_DENSE = {name: (DIMS[name], DIMS[name] | CAUSAL) for name in ("bshd", "sbhd", "bhsd")}  # options, by `causal`
 
 _nested.register()
 
@@ -100,6 +102,47 @@ def attention(  # noqa: D417  # pairs of arguments share a line
         ValueError, TypeError: naming the argument, what it is and what is allowed.
         NoBackendError: where no backend may run the call; the message has every reason.
     """
+    if (
+        # What most calls are: straight to the operator.
+        not is_dynamo_compiling()
+        and attn_bias is None
+        and attn_mask is None
+        and alibi_slopes is None
+        and sinks is None
+        and scale is None
+        and seqlens_q is None
+        and seqlens_k is None
+        and cu_seqlens_q is None
+        and cu_seqlens_k is None
+        and dropout_seed is None
+        and max_seqlen_q is None
+        and max_seqlen_k is None
+        and policy is None
+        and return_lse is False
+        and lse_grad is False
+        and window_size is _no_limits
+        and (causal is False or causal is True)
+        and type(softcap) is float
+        and softcap == 0.0
+        and type(dropout_p) is float
+        and dropout_p == 0.0
+        and backend == "auto"
+        and align == "bottom_right"
+        and type(q) is Tensor
+        and type(k) is Tensor
+        and type(v) is Tensor
+        and type(layout) is str
+        and layout in _DENSE
+    ):
+        plain_word: Any = _core.plain_word(ENVIRONMENT, _tracing.added_faults, MODES, FORWARD_AD)
+        if plain_word is not None:
+            options = _DENSE[layout][causal]
+            try:
+                if is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+                    return apply_plain(q, k, v, (options | TRAINING, plain_word))
+                return _output(q, k, v, options, plain_word)
+            except (AttributeError, TypeError, RuntimeError) as refused:
+                _refused(refused, q, k, v)
     dims = DIMS.get(layout) if isinstance(layout, str) else None
     if dims is None:
         raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(DIMS)}")
@@ -114,19 +157,6 @@ def attention(  # noqa: D417  # pairs of arguments share a line
         attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
     if _is_any_autocast_enabled():
         q, k, v, attn_bias, attn_mask, sinks = _autocast(q.device.type, q, k, v, attn_bias, attn_mask, sinks)
-    plain = (
-        attn_bias is None
-        and attn_mask is None
-        and alibi_slopes is None
-        and sinks is None
-        and dropout_p == 0.0
-        and seqlens_q is None
-        and seqlens_k is None
-        and dims != 3
-        and not return_lse
-        and max_seqlen_q is None
-        and max_seqlen_k is None
-    )
     if window_size is not _no_limits and window_size != _no_limits:
         _check_window(window_size)
     if align != "bottom_right" and align != "top_left":
@@ -199,33 +229,6 @@ def attention(  # noqa: D417  # pairs of arguments share a line
             word = _word_for(word, _said(backend), policy)
         isa, check = ENVIRONMENT.get(b"CYNOSURE_CPU_ISA"), ENVIRONMENT.get(b"CYNOSURE_CHECK")
         runtime = 0 if isa is None and check is None else _runtime(isa, check)
-        if plain and not unusual():
-            options = dims | runtime
-            if causal:
-                options |= CAUSAL
-            if align == "top_left":
-                options |= TOP_LEFT
-            if scale is not None:
-                options |= SCALE_GIVEN
-            training = is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-            if training:
-                options |= TRAINING
-            rest = (
-                *PLAIN_REST,
-                -1,
-                -1,
-                window_size[0],
-                window_size[1],
-                1.0 if scale is None else scale,
-                softcap,
-                0.0,
-                options,
-                word,
-            )
-            try:
-                return apply_plain(q, k, v, rest) if training else raw_forward(q, k, v, *rest)[0]
-            except RuntimeError as error:
-                return run_again(error, q, k, v, rest)[0]
         if dropout_p and dropout_seed is None:
             dropout_seed = seed_of_call(q)
         out, lse = run(
@@ -272,6 +275,17 @@ def attention(  # noqa: D417  # pairs of arguments share a line
                 "cu_seqlens_k": cu_seqlens_k,
             },
         )
+        raise
+
+
+def _refused(error: Exception, q: Any, k: Any, v: Any) -> NoReturn:
+    """The better error of a plain call."""
+    try:
+        if isinstance(error, RuntimeError):
+            typed(error)
+        raise error
+    except (AttributeError, TypeError, RuntimeError):
+        _name_what_is_wrong({"q": q, "k": k, "v": v}, {})
         raise
 
 

@@ -14,10 +14,13 @@ from typing import Any
 from cynosure._operators import (
     BIAS_GRAD,
     MASK_GRAD,
+    NUMBERS,
     RETURN_LSE,
     SINKS_GRAD,
+    TERMS,
     TRAINING,
     draw_seed,
+    full,
     raw_backward,
     raw_forward,
 )
@@ -49,20 +52,21 @@ def _forward_flops(query: Any, key: Any, value: Any, *rest: Any, **_: Any) -> in
     return qk + pv
 
 
-def _backward_flops(
-    grad_out: Any, grad_lse: Any, query: Any, key: Any, value: Any, out: Any, lse: Any, *rest: Any, **_: Any
-) -> int:
+def _backward_flops(*args: Any, **_: Any) -> int:
     """Five: the scores once more, then for dp and dv, dq and dk."""
+    plain = isinstance(args[6], int)  # without the gradient of the LSE
+    query, key, value, _out, _lse, *rest = args[1 if plain else 2 :]
     qk, pv = _matmuls(query, key, value, rest)
     return 3 * qk + 2 * pv
 
 
 def _matmuls(query: Any, key: Any, value: Any, rest: Any) -> tuple[int, int]:
     """FLOPs of q k^T and of p v."""
-    layout = _LAYOUTS[rest[-2] & 3]
+    rest = full(rest)
+    layout = _LAYOUTS[rest[0] & 3]
     heads = query.shape[layout.index("h")]
     if layout == "thd":
-        pairs = _ragged_pairs(query, key, *rest[4:6], *rest[7:9])
+        pairs = _ragged_pairs(query, key, *rest[TERMS][4:6], *rest[NUMBERS][:2])
     else:
         batch, sequence = layout.index("b"), layout.index("s")
         pairs = query.shape[batch] * query.shape[sequence] * key.shape[sequence]
@@ -133,7 +137,7 @@ def _shard_draw(like: Any) -> list[tuple[list[Any], list[Any]]]:
 
 
 def _shard_forward(query: Any, key: Any, value: Any, *rest: Any) -> list[tuple[list[Any], list[Any]]]:
-    return [([w.out, w.lse], [w.q, w.kv, w.kv, *w.terms]) for w in _ways(query, key, rest)]
+    return [([w.out, w.lse], [w.q, w.kv, w.kv, *w.rest]) for w in _ways(query, key, rest)]
 
 
 def _shard_backward(
@@ -142,7 +146,7 @@ def _shard_backward(
     return [
         (
             [w.q, w.kv_grad, w.kv_grad, *w.term_grads],
-            [w.out, None if grad_lse is None else w.lse, w.q, w.kv, w.kv, w.out, w.lse, *w.terms],
+            [w.out, None if grad_lse is None else w.lse, w.q, w.kv, w.kv, w.out, w.lse, *w.rest],
         )
         for w in _ways(query, key, rest)
     ]
@@ -158,8 +162,8 @@ class _Way:
         def placement(dim: int | None) -> Any:
             return Replicate() if dim is None else Shard(dim)
 
-        attn_bias, attn_mask, alibi_slopes, sinks, seqlens_q, seqlens_k, dropout_seed = rest[:7]
-        options = rest[-2]
+        attn_bias, attn_mask, alibi_slopes, sinks, seqlens_q, seqlens_k, dropout_seed = full(rest)[TERMS]
+        options = rest[0]
 
         def term(t: Any) -> Any:
             """Of [1 or B, 1 or H, 1 or Sq, 1 or Skv]."""
@@ -182,7 +186,7 @@ class _Way:
         self.lse = placement(lse if has_lse else None)
         bias, mask, of_sinks = term(attn_bias), term(attn_mask), by(sinks, (None, 0))
         slopes = by(alibi_slopes, (0, 1) if alibi_slopes is not None and alibi_slopes.ndim == 2 else (None, 0))
-        self.terms = [
+        terms = [
             bias,
             mask,
             slopes,
@@ -190,8 +194,8 @@ class _Way:
             by(seqlens_q, (0, None)),
             by(seqlens_k, (0, None)),
             by(dropout_seed, (None, None)),
-            *[None] * (len(rest) - 7),
         ]
+        self.rest = [None, None, *terms, *[None] * len(rest[NUMBERS])][: len(rest)]
         self.term_grads = [
             grad(attn_bias, BIAS_GRAD, bias),
             grad(attn_mask, MASK_GRAD, mask),
@@ -202,7 +206,7 @@ class _Way:
 def _ways(query: Any, key: Any, rest: Any) -> list[_Way]:
     """Replicated; by sequences; by heads. Which pairs dropout keeps hangs on both: with it, replicated."""
     ways = [_Way(rest, None, None, None, None)]
-    dropout_p, options = rest[13], rest[14]
+    dropout_p, options = full(rest)[-1], rest[0]
     if dropout_p > 0:
         return ways
     layout = _LAYOUTS[options & 3]

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from cynosure._operators import DIMS, _library, draw_seed, raw_backward, raw_forward
+from cynosure._operators import DIMS, _library, draw_seed, full, raw_backward, raw_forward
 
 _DIMS = 0x3  # bits of the options that hold the layout
 _RAGGED_DIM = {DIMS["bshd"]: 1, DIMS["bhsd"]: 2}
 # Of the shared arguments: terms that have no shape for sequences of their own lengths, and the lengths.
-_NOT_NESTED = {0: "attn_bias", 1: "attn_mask", 4: "seqlens_q", 5: "seqlens_k"}
-_OPTIONS = 14
+_SEQLENS_Q, _SEQLENS_K = 6, 7
+_NOT_NESTED = {2: "attn_bias", 3: "attn_mask", _SEQLENS_Q: "seqlens_q", _SEQLENS_K: "seqlens_k"}
 
 
 def register() -> None:
@@ -56,8 +56,8 @@ def _draw_seed(cls: Any, operator: Any, types: Any, args: Any, kwargs: Any) -> A
 
 def _ragged_rest(q: Any, k: Any, v: Any, rest: Any) -> Any:
     """The shared arguments as "thd" takes them."""
-    rest = list(rest)
-    dims = rest[_OPTIONS] & _DIMS
+    rest = list(full(rest))
+    dims = rest[0] & _DIMS
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not t.is_nested:
             raise ValueError(f"{name}: got a tensor that is not nested, expected a jagged one as q, k or v")
@@ -71,9 +71,9 @@ def _ragged_rest(q: Any, k: Any, v: Any, rest: Any) -> Any:
     for i, name in _NOT_NESTED.items():
         if rest[i] is not None:
             raise ValueError(f"{name}: given with nested tensors, expected None")
-    rest[4] = q.offsets().to(torch.int32)
-    rest[5] = rest[4] if k.offsets() is q.offsets() else k.offsets().to(torch.int32)
-    rest[_OPTIONS] = rest[_OPTIONS] & ~_DIMS | DIMS["thd"]
+    rest[_SEQLENS_Q] = q.offsets().to(torch.int32)
+    rest[_SEQLENS_K] = rest[_SEQLENS_Q] if k.offsets() is q.offsets() else k.offsets().to(torch.int32)
+    rest[0] = rest[0] & ~_DIMS | DIMS["thd"]
     return rest
 
 

@@ -13,6 +13,7 @@ Importing this module imports torch.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NoReturn
 
 import torch
@@ -46,7 +47,15 @@ _modes = torch._C._len_torch_dispatch_stack
 surface = torch.ops.cynosure.attention.default
 raw_forward = torch.ops.cynosure.attention_forward.default
 raw_backward = torch.ops.cynosure.attention_backward.default
+# The same for plain calls, without the arguments that those leave at their defaults: less host time.
+plain_forward, plain_backward = torch.ops.cynosure.attention_forward.plain, torch.ops.cynosure.attention_backward.plain
+plain_output = torch.ops.cynosure.attention_forward.output
 draw_seed = torch.ops.cynosure.draw_seed.default
+
+
+# What changes how a call runs, for _core.plain_word: each gives 0 or False in almost every process.
+MODES = (transforms_active, _modes, torch._C._is_any_autocast_enabled)
+FORWARD_AD = forward_ad.__dict__
 
 
 def unusual() -> bool:
@@ -93,22 +102,22 @@ def _check(
     q: Any,
     k: Any,
     v: Any,
-    attn_bias: Any,
-    attn_mask: Any,
-    alibi_slopes: Any,
-    sinks: Any,
-    seqlens_q: Any,
-    seqlens_k: Any,
-    dropout_seed: Any,
-    max_seqlen_q: Any,
-    max_seqlen_k: Any,
-    window_left: int,
-    window_right: int,
-    scale: Any,
-    softcap: Any,
-    dropout_p: Any,
     options: int,
     settings: int,
+    attn_bias: Any = None,
+    attn_mask: Any = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    seqlens_q: Any = None,
+    seqlens_k: Any = None,
+    dropout_seed: Any = None,
+    max_seqlen_q: Any = -1,
+    max_seqlen_k: Any = -1,
+    window_left: int = -1,
+    window_right: int = -1,
+    scale: Any = 1.0,
+    softcap: Any = 0.0,
+    dropout_p: Any = 0.0,
 ) -> None:
     tensors = (q, k, v, attn_bias, attn_mask, alibi_slopes, sinks, seqlens_q, seqlens_k, dropout_seed)
 
@@ -141,13 +150,20 @@ def _dense(like: Any, dims: int, rows: Any, heads: Any, width: Any) -> Any:
     return out.transpose(1, 2) if dims == 2 else out
 
 
+@torch.library.register_fake("cynosure::attention_forward.output")  # type: ignore[untyped-decorator]
+def _fake_output(q: Any, k: Any, v: Any, *rest: Any) -> Any:
+    _check(q, k, v, *rest)
+    dims = rest[0] & 3
+    return _dense(q, dims, q.shape[_SEQUENCE_AXIS[dims]], q.shape[_HEAD_AXIS[dims]], v.shape[-1])
+
+
+@torch.library.register_fake("cynosure::attention_forward.plain")  # type: ignore[untyped-decorator]
 @torch.library.register_fake("cynosure::attention_forward")  # type: ignore[untyped-decorator]
 def _fake_forward(q: Any, k: Any, v: Any, *rest: Any) -> tuple[Any, Any]:
-    _check(q, k, v, *rest)
-    options = rest[-2]
+    out = _fake_output(q, k, v, *rest)
+    options = rest[0]
     dims = options & 3
     rows, heads = q.shape[_SEQUENCE_AXIS[dims]], q.shape[_HEAD_AXIS[dims]]
-    out = _dense(q, dims, rows, heads, v.shape[-1])
     if not options & (TRAINING | RETURN_LSE):
         shape: tuple[Any, ...] = (0,)
     elif dims == 3:
@@ -162,8 +178,8 @@ def _fake_backward(
     grad_out: Any, grad_lse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any
 ) -> tuple[Any, ...]:
     _check(q, k, v, *rest)
-    attn_bias, attn_mask, _, sinks = rest[:4]
-    options = rest[-2]
+    attn_bias, attn_mask, _, sinks = full(rest)[TERMS][:4]
+    options = rest[0]
     dims = options & 3
     s, h = _SEQUENCE_AXIS[dims], _HEAD_AXIS[dims]
     grads = [_dense(t, dims, t.shape[s], t.shape[h], t.shape[-1]) for t in (q, k, v)]
@@ -172,18 +188,33 @@ def _fake_backward(
     return tuple(grads)
 
 
+@torch.library.register_fake("cynosure::attention_backward.plain")  # type: ignore[untyped-decorator]
+def _fake_plain_backward(grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any) -> tuple[Any, ...]:
+    return _fake_backward(grad_out, None, q, k, v, out, lse, *rest)[:3]  # type: ignore[no-any-return]
+
+
 @torch.library.register_fake("cynosure::draw_seed")  # type: ignore[untyped-decorator]
 def _fake_draw_seed(like: Any) -> Any:
+    # torch 2.11 merges equal calls in a graph but for the operators of a list of its own, and does not look at the tag.
+    random = getattr(sys.modules.get("torch._functorch.compile_utils"), "rand_ops", None)
+    if isinstance(random, list) and draw_seed.overloadpacket not in random:
+        random.append(draw_seed.overloadpacket)
     return like.new_empty((2,), dtype=torch.int64)
 
 
 # --- derivatives
 #
 # The arguments of the raw forward come in two parts: q, k, v, and `rest`, the shared ones in the order of their schema:
-# attn_bias, attn_mask, alibi_slopes, sinks, seqlens_q, seqlens_k, dropout_seed, then numbers.
+# options, settings; attn_bias, attn_mask, alibi_slopes, sinks, seqlens_q, seqlens_k, dropout_seed; then numbers. Of a
+# plain call, options and settings alone.
 
-_REST_TENSORS = 7
-PLAIN_REST = (None,) * _REST_TENSORS
+TERMS, NUMBERS = slice(2, 9), slice(9, 16)
+DEFAULTS = (None, None, None, None, None, None, None, -1, -1, -1, -1, 1.0, 0.0, 0.0)  # behind options and settings
+
+
+def full(rest: Any) -> tuple[Any, ...]:
+    """All shared arguments."""
+    return (*rest, *DEFAULTS[len(rest) - 2 :])
 
 
 def _zeros_for(out: Any, grad_out: Any) -> Any:
@@ -197,10 +228,10 @@ class Attention(torch.autograd.Function):
     def forward(ctx: Any, q: Any, k: Any, v: Any, attn_bias: Any, attn_mask: Any, sinks: Any, rest: Any) -> Any:
         """The raw forward: (out, lse)."""
         out, lse = raw_forward(q, k, v, *rest)
-        ctx.save_for_backward(q, k, v, out, lse, *rest[:_REST_TENSORS])
-        ctx.rest = rest[_REST_TENSORS:]
+        ctx.save_for_backward(q, k, v, out, lse, *rest[TERMS])
+        ctx.rest = (rest[:2], rest[NUMBERS])
         ctx.set_materialize_grads(False)
-        if not rest[-2] & LSE_GRAD:
+        if not rest[0] & LSE_GRAD:
             ctx.mark_non_differentiable(lse)
         return out, lse
 
@@ -210,7 +241,8 @@ class Attention(torch.autograd.Function):
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         if grad_out is None and grad_lse is None:
             return (None,) * 7
-        rest = (*tensors, *ctx.rest)
+        two, numbers = ctx.rest
+        rest = (*two, *tensors, *numbers)
         if torch.is_grad_enabled():
             dq, dk, dv, dbias, dmask, dsinks = _differentiable_backward(q, k, v, out, lse, rest, grad_out, grad_lse)
         else:
@@ -224,12 +256,12 @@ class Attention(torch.autograd.Function):
 
 
 class PlainAttention(torch.autograd.Function):
-    """The same without optional tensors, and the output alone: what most calls are, at less cost."""
+    """The same for a plain call, and the output alone: what most calls are, at less host time."""
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, rest: Any) -> Any:
         """The raw forward: out."""
-        out, lse = raw_forward(q, k, v, *rest)
+        out, lse = plain_forward._op(q, k, v, *rest)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.rest = rest
         return out
@@ -239,13 +271,13 @@ class PlainAttention(torch.autograd.Function):
         """The raw backward, or as in Attention."""
         q, k, v, out, lse = ctx.saved_tensors
         if torch.is_grad_enabled():
-            grads = _differentiable_backward(q, k, v, out, lse, ctx.rest, grad_out, None)
-        else:
-            try:
-                grads = raw_backward(grad_out, None, q, k, v, out, lse, *ctx.rest)
-            except RuntimeError as error:
-                typed(error)
-        return grads[0], grads[1], grads[2], None
+            grads = _differentiable_backward(q, k, v, out, lse, full(ctx.rest), grad_out, None)
+            return grads[0], grads[1], grads[2], None
+        try:
+            dq, dk, dv = plain_backward._op(grad_out, q, k, v, out, lse, *ctx.rest)
+        except RuntimeError as error:
+            typed(error)
+        return dq, dk, dv, None
 
 
 def _differentiable_backward(
@@ -295,6 +327,8 @@ def rest_of(
     if return_lse:
         options |= RETURN_LSE | LSE_GRAD if lse_grad else RETURN_LSE
     return (
+        options,
+        settings,
         attn_bias,
         attn_mask,
         alibi_slopes,
@@ -309,8 +343,6 @@ def rest_of(
         1.0 if scale is None else scale,
         softcap,
         dropout_p,
-        options,
-        settings,
     )
 
 
@@ -333,7 +365,7 @@ def run(q: Any, k: Any, v: Any, rest: tuple[Any, ...]) -> tuple[Any, Any]:
 
         _integrations.count_flops()
         if forward_ad._current_level >= 0:
-            _transforms.refuse_dual_tensors(q, k, v, *rest[:_REST_TENSORS])
+            _transforms.refuse_dual_tensors(q, k, v, *rest[TERMS])
         if transforms_active():
             return _transforms.run(q, k, v, rest)
     try:
@@ -344,9 +376,10 @@ def run(q: Any, k: Any, v: Any, rest: tuple[Any, ...]) -> tuple[Any, Any]:
 
 def run_again(error: RuntimeError, q: Any, k: Any, v: Any, rest: tuple[Any, ...]) -> tuple[Any, Any]:
     """A second try where DTensor did not know what it needs; otherwise raises the error with its type."""
-    q, k, v, *tensors = _known_to_dtensor(error, q, k, v, *rest[:_REST_TENSORS])
+    rest = full(rest)
+    q, k, v, *tensors = _known_to_dtensor(error, q, k, v, *rest[TERMS])
     try:
-        return _run(q, k, v, (*tensors, *rest[_REST_TENSORS:]))
+        return _run(q, k, v, (*rest[:2], *tensors, *rest[NUMBERS]))
     except RuntimeError as second:
         typed(second)
 
@@ -359,12 +392,12 @@ def _known_to_dtensor(error: RuntimeError, *tensors: Any) -> tuple[Any, ...]:
 
 def _run(q: Any, k: Any, v: Any, rest: tuple[Any, ...]) -> tuple[Any, Any]:
     if torch.is_grad_enabled():
-        attn_bias, attn_mask, _, sinks = rest[:4]
+        attn_bias, attn_mask, _, sinks = rest[TERMS][:4]
         bits = gradient_bits(q, k, v, attn_bias, attn_mask, sinks)
         if bits:
-            if rest[-2] & RETURN_LSE and q.device.type == "cpu":
+            if rest[0] & RETURN_LSE and q.device.type == "cpu":
                 bits |= LSE_GRAD  # both backends of the CPU have it
-            rest = (*rest[:-2], rest[-2] | bits, rest[-1])
+            rest = (rest[0] | bits, *rest[1:])
             of_gradients: tuple[Any, Any] = Attention.apply(q, k, v, attn_bias, attn_mask, sinks, rest)
             return of_gradients
     alone: tuple[Any, Any] = raw_forward(q, k, v, *rest)

@@ -23,10 +23,13 @@ from cynosure._operators import (
     DIMS,
     LSE_GRAD,
     MASK_GRAD,
+    NUMBERS,
     RETURN_LSE,
     SCALE_GIVEN,
     SINKS_GRAD,
+    TERMS,
     TOP_LEFT,
+    full,
     raw_forward,
     transforms_active,
 )
@@ -44,16 +47,17 @@ def backward(
 ) -> tuple[Any, ...]:
     """(dq, dk, dv, dbias, dmask, dsinks) of a call of the raw forward; None: of grad_out and grad_lse, zeros."""
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
-    saved = (q, k, v, *rest[:7])
-    if _decision(saved, rest[7:]) is Backend.unfused:
+    rest = full(rest)
+    saved, numbers = (q, k, v, *rest[TERMS]), (*rest[NUMBERS], *rest[:2])
+    if _decision(saved, numbers) is Backend.unfused:
         dtensor: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
         if dtensor is not None and isinstance(q, dtensor):
-            return _of_dtensors(dtensor, saved, rest[7:], grad_out, grad_lse)
-        return _Call.of(saved, rest[7:]).gradients(grad_out, grad_lse)
+            return _of_dtensors(dtensor, saved, numbers, grad_out, grad_lse)
+        return _Call.of(saved, numbers).gradients(grad_out, grad_lse)
     return tuple(Gradients.of(grad_out, grad_lse, q, k, v, out, lse, *rest))
 
 
-def _of_dtensors(dtensor: Any, saved: Any, rest: Any, grad_out: Any, grad_lse: Any) -> tuple[Any, ...]:
+def _of_dtensors(dtensor: Any, saved: Any, numbers: Any, grad_out: Any, grad_lse: Any) -> tuple[Any, ...]:
     """On whole tensors, the same on every rank: DTensor's matmul takes no sharded heads."""
     from torch.distributed.tensor import Replicate
 
@@ -62,15 +66,15 @@ def _of_dtensors(dtensor: Any, saved: Any, rest: Any, grad_out: Any, grad_lse: A
     def whole(t: Any) -> Any:
         return t.full_tensor() if isinstance(t, dtensor) else t
 
-    grads = _Call.of(tuple([whole(t) for t in saved]), rest).gradients(whole(grad_out), whole(grad_lse))
+    grads = _Call.of(tuple([whole(t) for t in saved]), numbers).gradients(whole(grad_out), whole(grad_lse))
     replicated = [Replicate()] * mesh.ndim
     return tuple([None if g is None else dtensor.from_local(g, mesh, replicated, run_check=False) for g in grads])
 
 
-def _decision(saved: Any, rest: Any) -> Backend | None:
+def _decision(saved: Any, numbers: Any) -> Backend | None:
     """The backend that the operators take for this call's gradients."""
     q, k, v, attn_bias, attn_mask, alibi_slopes, sinks, lengths_q, lengths_k, _ = saved
-    longest_q, longest_k, left, right, _, softcap, dropout_p, options, settings = rest
+    longest_q, longest_k, left, right, _, softcap, dropout_p, options, settings = numbers
     device = _device(q.device, options)
     if device is None:
         return None
@@ -156,7 +160,7 @@ class _Call:
     """The call with all sequences padded to [B, H, S, D], in the type in which it is computed."""
 
     saved: tuple[Any, ...]
-    rest: tuple[Any, ...]
+    numbers: tuple[Any, ...]  # those of the call, then options and settings
     dims: int
     dtype: torch.dtype
     q: Tensor
@@ -168,19 +172,19 @@ class _Call:
     lengths_k: Tensor | None
 
     @classmethod
-    def of(cls, saved: Any, rest: Any) -> _Call:
+    def of(cls, saved: Any, numbers: Any) -> _Call:
         q, k, v, *_, lengths_q, lengths_k, _ = saved
-        dims = rest[-2] & 3
+        dims = numbers[-2] & 3
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         if dims < 3:
             order = _HEADS_FIRST[dims]
             q, k, v = (t.permute(order).to(dtype) for t in (q, k, v))
-            return cls(saved, rest, dims, dtype, q, k, v, None, None, lengths_q, lengths_k)
+            return cls(saved, numbers, dims, dtype, q, k, v, None, None, lengths_q, lengths_k)
         terms = saved[3] is not None or saved[4] is not None
-        of_q = _Ragged.of(q, lengths_q, _longest(lengths_q, rest[0], q.shape[0], terms))
-        of_k = _Ragged.of(k, lengths_k, _longest(lengths_k, rest[1], k.shape[0], terms))
+        of_q = _Ragged.of(q, lengths_q, _longest(lengths_q, numbers[0], q.shape[0], terms))
+        of_k = _Ragged.of(k, lengths_k, _longest(lengths_k, numbers[1], k.shape[0], terms))
         q, k, v = of_q.pad(q).to(dtype), of_k.pad(k).to(dtype), of_k.pad(v).to(dtype)
-        return cls(saved, rest, dims, dtype, q, k, v, of_q, of_k, of_q.lengths, of_k.lengths)
+        return cls(saved, numbers, dims, dtype, q, k, v, of_q, of_k, of_q.lengths, of_k.lengths)
 
     def gradients(self, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
         """Of q, k, v, and of attn_bias, attn_mask and sinks where the options ask for it."""
@@ -192,7 +196,7 @@ class _Call:
 
     def _gradients(self, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
         attn_bias, attn_mask, sinks = self.saved[3], self.saved[4], self.saved[6]
-        scale, softcap, dropout_p, options = *self.rest[4:7], self.rest[7]
+        scale, softcap, dropout_p, options = *self.numbers[4:7], self.numbers[7]
         batch, heads, rows, _ = self.q.shape
         kv_heads, keys = self.k.shape[1:3]
         if 0 in (batch, rows, keys, self.saved[0].numel(), self.saved[1].numel()):
@@ -286,14 +290,14 @@ class _Call:
     def _nothing(self) -> tuple[Any, ...]:
         wanted = (None, None, None, BIAS_GRAD, MASK_GRAD, None, SINKS_GRAD)
         zeros = [
-            None if t is None or (bit is not None and not self.rest[7] & bit) else torch.zeros_like(t)
+            None if t is None or (bit is not None and not self.numbers[7] & bit) else torch.zeros_like(t)
             for t, bit in zip(self.saved, wanted, strict=False)
         ]
         return (*zeros[:5], zeros[6])
 
     def _visible(self) -> tuple[Tensor | None, Tensor | None]:
         """(the pairs that are attended, broadcasting to [B, H, Sq, Skv], None: all; j - (i + offset))."""
-        left, right, options = self.rest[2], self.rest[3], self.rest[7]
+        left, right, options = self.numbers[2], self.numbers[3], self.numbers[7]
         attn_mask, alibi_slopes = self.saved[4], self.saved[5]
         conditions: list[Tensor] = []
         rows, keys = self.q.shape[2], self.k.shape[2]
@@ -333,8 +337,8 @@ class _Call:
         q = torch.zeros(batch, heads, rows, 1, **like)  # type: ignore[call-overload]
         k = torch.zeros(batch, 1, keys, 1, **like)  # type: ignore[call-overload]
         v = torch.eye(keys, **like).expand(batch, 1, keys, keys)  # type: ignore[call-overload]
-        word = _core.settings_with(self.rest[8], contract="require", names=["unfused"])
-        args = (q, k, v, *(None,) * 6, self.saved[9], -1, -1, -1, -1, 1.0, 0.0, self.rest[6], DIMS["bhsd"], word)
+        word = _core.settings_with(self.numbers[8], contract="require", names=["unfused"])
+        args = (q, k, v, DIMS["bhsd"], word, *(None,) * 6, self.saved[9], -1, -1, -1, -1, 1.0, 0.0, self.numbers[6])
         out: Tensor = (Forward.apply(*args) if transforms_active() else raw_forward(*args))[0]
         return out != 0
 

@@ -18,8 +18,10 @@ from cynosure._operators import (
     BIAS_GRAD,
     LSE_GRAD,
     MASK_GRAD,
+    NUMBERS,
     RETURN_LSE,
     SINKS_GRAD,
+    TERMS,
     TRAINING,
     raw_backward,
     raw_forward,
@@ -27,21 +29,21 @@ from cynosure._operators import (
 )
 
 _BATCH_AXIS = (0, 1, 0)  # of q, k and v in bshd, sbhd and bhsd
-_OPTIONS = 17  # of the raw forward's arguments; one of the gradients it has 4 more before
+_OPTIONS, _SINKS, _DROPOUT_P = 3, 8, 18  # of the raw forward; the gradients have 4 more before
 
 
 def run(q: Any, k: Any, v: Any, rest: tuple[Any, ...]) -> tuple[Any, Any]:
     """(out, lse) by way of torch.func."""
     bits = 0
     if torch.is_grad_enabled():
-        attn_bias, attn_mask, _, sinks = rest[:4]
+        attn_bias, attn_mask, _, sinks = rest[TERMS][:4]
         bits = TRAINING if any(_wants_gradient(t) for t in (q, k, v)) else 0
         for tensor, bit in ((attn_bias, BIAS_GRAD), (attn_mask, MASK_GRAD), (sinks, SINKS_GRAD)):
             if _wants_gradient(tensor):
                 bits |= TRAINING | bit
-        if bits and rest[-2] & RETURN_LSE and q.device.type == "cpu":
+        if bits and rest[0] & RETURN_LSE and q.device.type == "cpu":
             bits |= LSE_GRAD
-    result: tuple[Any, Any] = Forward.apply(q, k, v, *rest[:-2], rest[-2] | bits, rest[-1])
+    result: tuple[Any, Any] = Forward.apply(q, k, v, rest[0] | bits, *rest[1:])
     return result
 
 
@@ -85,8 +87,9 @@ class Forward(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """As Attention keeps them."""
-        ctx.save_for_backward(*inputs[:3], *output, *inputs[3:10])
-        ctx.rest = inputs[10:]
+        rest = inputs[3:]
+        ctx.save_for_backward(*inputs[:3], *output, *rest[TERMS])
+        ctx.rest = (rest[:2], rest[NUMBERS])
         ctx.set_materialize_grads(False)
         if not inputs[_OPTIONS] & LSE_GRAD:
             ctx.mark_non_differentiable(output[1])
@@ -100,9 +103,9 @@ class Forward(torch.autograd.Function):
             return (None,) * 19
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         dq, dk, dv, dbias, dmask, dsinks = _second_order.backward(
-            q, k, v, out, lse, (*tensors, *ctx.rest), grad_out, grad_lse
+            q, k, v, out, lse, (*ctx.rest[0], *tensors, *ctx.rest[1]), grad_out, grad_lse
         )
-        return dq, dk, dv, dbias, dmask, None, dsinks, *(None,) * 12
+        return dq, dk, dv, None, None, dbias, dmask, None, dsinks, *(None,) * 10
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -169,14 +172,14 @@ class Gradients(torch.autograd.Function):
         axes = (axis, 0, axis, axis, axis, axis, 0)  # grad_out, grad_lse, q, k, v, out, lse
         tensors = [fold.axis(t, d, a) for t, d, a in zip(args[:7], in_dims[:7], axes, strict=True)]
         dq, dk, dv, *terms = Gradients.apply(*tensors, *fold.rest(args[7:], in_dims[7:], options))
-        given = [(args[i], in_dims[i]) for i, there in ((7, 3), (8, 4)) if _wanted(args)[there]]
+        given = [(args[i], in_dims[i]) for i, there in ((9, 3), (10, 4)) if _wanted(args)[there]]
         terms = [fold.back_term(grad, t, d) for grad, (t, d) in zip(terms, given, strict=True)]
         return (*[fold.back(t, axis) for t in (dq, dk, dv)], *terms), (axis,) * 3 + (0,) * len(terms)
 
 
 def _wanted(args: Any) -> tuple[bool, ...]:
     """Which gradients these arguments of the raw backward ask for."""
-    attn_bias, attn_mask, _, sinks = args[7:11]
+    attn_bias, attn_mask, _, sinks = args[7:][TERMS][:4]
     options = args[_OPTIONS + 4]
     return (
         True,
@@ -190,8 +193,8 @@ def _wanted(args: Any) -> tuple[bool, ...]:
 
 def _one_by_one(args: Any, in_dims: Any, skip: int) -> bool:
     """Nothing to fold the batch into; or a rank is wrong, which the operator says best for one sample."""
-    options, dropout_p = args[_OPTIONS + skip], args[_OPTIONS - 1 + skip]
-    if options & 3 == 3 or dropout_p > 0 or in_dims[6 + skip] is not None:
+    options, dropout_p = args[_OPTIONS + skip], args[_DROPOUT_P + skip]
+    if options & 3 == 3 or dropout_p > 0 or in_dims[_SINKS + skip] is not None:
         return True
     first = 0 if skip == 0 else 2
     return any(
@@ -234,8 +237,8 @@ class _Fold:
 
     def rest(self, rest: Any, in_dims: Any, options: int = 0) -> list[Any]:
         """The shared arguments."""
-        attn_bias, attn_mask, alibi_slopes, sinks, seqlens_q, seqlens_k, *numbers = rest
-        bias, mask, slopes, _, of_q, of_k, *_ = in_dims
+        _, _, attn_bias, attn_mask, alibi_slopes, sinks, seqlens_q, seqlens_k, *others = rest
+        _, _, bias, mask, slopes, _, of_q, of_k, *_ = in_dims
         if alibi_slopes is not None and not (slopes is None and alibi_slopes.dim() == 1):
             if alibi_slopes.dim() - (slopes is not None) == 1:
                 alibi_slopes, slopes = alibi_slopes.movedim(slopes, 0)[:, None], 0
@@ -243,13 +246,14 @@ class _Fold:
         same = seqlens_q is seqlens_k
         seqlens_q = self.axis(seqlens_q, of_q, 0)
         return [
+            *rest[:2],
             self.term(attn_bias, bias, bool(options & BIAS_GRAD)),
             self.term(attn_mask, mask, bool(options & MASK_GRAD)),
             alibi_slopes,
             sinks,
             seqlens_q,
             seqlens_q if same else self.axis(seqlens_k, of_k, 0),
-            *numbers,
+            *others,
         ]
 
     def back(self, t: Tensor, axis: int) -> Tensor:

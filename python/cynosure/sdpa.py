@@ -13,25 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cynosure import _core, log
+from cynosure import _core, _tracing, log
 from cynosure._attention import _runtime
 from cynosure._constant import ENVIRONMENT
 from cynosure._operators import (
     CAUSAL,
+    DEFAULTS,
     DIMS,
-    PLAIN_REST,
+    FORWARD_AD,
+    MODES,
     SCALE_GIVEN,
     TOP_LEFT,
     TRAINING,
     apply_plain,
     draw_seed,
-    raw_forward,
+    plain_output,
     rest_of,
     run,
     seed_of_call,
     surface,
     typed,
-    unusual,
 )
 from cynosure._sdpa_inputs import Inputs
 from cynosure._tracing import call, compiling, in_traces
@@ -39,9 +40,10 @@ from cynosure.errors import NoBackendError
 from cynosure.settings import _word_with, eager_now
 
 _BHSD = DIMS["bhsd"]
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_CAUSAL = _BHSD | CAUSAL | TOP_LEFT
+is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
-_forward = raw_forward._op  # what the operator's __call__ calls
+_output = plain_output._op  # what the operator's __call__ calls
 _flash_enabled = torch._C._get_flash_sdp_enabled
 _math_enabled = torch._C._get_math_sdp_enabled
 _cudnn_enabled = torch._C._get_cudnn_sdp_enabled
@@ -89,9 +91,12 @@ def scaled_dot_product_attention(
         ValueError: nested tensors with others, or with a mask.
         NoBackendError: a RuntimeError; no backend is left. The message has every reason.
     """
-    if compiling():
+    if is_dynamo_compiling():
         return _traced(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if dropout_p == 0.0 and not _is_any_autocast_enabled() and not unusual():
+    word: Any = None
+    if dropout_p == 0.0:
+        word = _core.plain_word(ENVIRONMENT, _tracing.added_faults, MODES, FORWARD_AD)
+    if word is not None:
         try:
             # The operator groups heads by itself, so it cannot see heads that differ and should not.
             if (
@@ -102,58 +107,44 @@ def scaled_dot_product_attention(
                     or (enable_gqa is False and (query.shape == key.shape or query.shape[1] == key.shape[1]))
                 )
             ):
-                word, logged, _ = eager_now()
-                if logged:
-                    log.follow_ledger()
-                known = _known
-                options = known[1] if known[0] is word else _options_of(word)
                 if not (_flash_enabled() and _math_enabled() and _cudnn_enabled()):
                     word = _allowed(word, _flash_enabled(), _math_enabled(), _cudnn_enabled())
-                if is_causal:
-                    options |= CAUSAL | TOP_LEFT
-                factor = 1.0
-                if scale is not None:
-                    factor = scale
-                    options |= SCALE_GIVEN
-                if attn_mask is not None:
-                    return _masked(query, key, value, attn_mask, factor, options, word)
+                options = _CAUSAL if is_causal else _BHSD
+                if scale is not None or attn_mask is not None or not type(query) is type(key) is type(value) is Tensor:
+                    return _with_terms(query, key, value, attn_mask, scale, options, word)
                 out: Tensor
                 if _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-                    rest = (*PLAIN_REST, -1, -1, -1, -1, factor, 0.0, 0.0, options | TRAINING, word)
-                    out = apply_plain(query, key, value, rest)
+                    out = apply_plain(query, key, value, (options | TRAINING, word))
                 else:
-                    out = _forward(query, key, value, *PLAIN_REST, -1, -1, -1, -1, factor, 0.0, 0.0, options, word)[0]
+                    out = _output(query, key, value, options, word)
                 return out
         except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
             _raise_if_no_backend(error)
+    if compiling():
+        return _traced(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return _checked(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, options: int, word: int) -> Tensor:
-    """A plain call but for its mask."""
-    if mask.dim() < 4:
-        mask = mask[(None,) * (4 - mask.dim())]
-    if mask.dtype == torch.bool:
-        terms: Any = (None, mask)
-    else:
-        length = k.shape[-2]
-        terms = (mask if mask.shape[-1] == length else mask.expand(-1, -1, -1, length), None)
-    rest = (*terms, *PLAIN_REST[2:], -1, -1, -1, -1, scale, 0.0, 0.0, options, word)
+def _with_terms(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, options: int, word: int
+) -> Tensor:
+    """A plain call but for its mask, its scale or its kind of tensors."""
+    terms: Any = (None, None)
+    if mask is not None:
+        if mask.dim() < 4:
+            mask = mask[(None,) * (4 - mask.dim())]
+        if mask.dtype == torch.bool:
+            terms = (None, mask)
+        else:
+            length = k.shape[-2]
+            terms = (mask if mask.shape[-1] == length else mask.expand(-1, -1, -1, length), None)
+    if scale is not None:
+        options |= SCALE_GIVEN
+    rest = (options, word, *terms, *DEFAULTS[2:-3], 1.0 if scale is None else scale, 0.0, 0.0)
     return run(q, k, v, rest)[0]  # type: ignore[no-any-return]
 
 
-# --- settings: what the environment says, and torch's switches
-
-_known: tuple[Any, int] = (None, 0)  # (the last word, the operator's options by the environment it was made from)
-
-
-def _options_of(word: int) -> int:
-    """Layout and what the environment says. A changed environment makes a new word, another object."""
-    global _known
-    isa, check = ENVIRONMENT.get(b"CYNOSURE_CPU_ISA"), ENVIRONMENT.get(b"CYNOSURE_CHECK")
-    options = _BHSD if isa is None and check is None else _BHSD | _runtime(isa, check)
-    _known = (word, options)
-    return options
+# --- settings: torch's switches
 
 
 @lru_cache(maxsize=256)
@@ -216,8 +207,8 @@ def _checked(*given: Any) -> Tensor:
     word, logged, _ = eager_now()
     if logged:
         log.follow_ledger()
-    known = _known
-    runtime = known[1] if known[0] is word else _options_of(word)  # with the layout, once more
+    isa, check = ENVIRONMENT.get(b"CYNOSURE_CPU_ISA"), ENVIRONMENT.get(b"CYNOSURE_CHECK")
+    runtime = 0 if isa is None and check is None else _runtime(isa, check)
     word = _allowed(word, _flash_enabled(), _math_enabled(), _cudnn_enabled())
     rest = rest_of(
         _BHSD,

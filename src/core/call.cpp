@@ -26,9 +26,9 @@ std::string dtype_of(const TensorInfo& t) {
 
 std::string shape_of(const TensorInfo& t) {
   std::string shape = "[";
-  for (std::int8_t i = 0; i < t.rank && i < 4; ++i) {
+  for (std::size_t i = 0; static_cast<int>(i) < std::min<int>(t.rank, 4); ++i) {
     if (i > 0) shape += ", ";
-    shape += t.sizes[static_cast<std::size_t>(i)] < 0 ? "?" : std::to_string(t.sizes[static_cast<std::size_t>(i)]);
+    shape += t.sizes[i] < 0 ? "?" : std::to_string(t.sizes[i]);
   }
   return shape + (t.rank > 4 ? ", ...]" : "]");
 }
@@ -75,16 +75,14 @@ class Checker {
   }
 
  private:
-  bool fail(ErrorKind kind, std::string_view argument, std::string message) {
+  bool fail(ErrorKind kind, std::string_view argument, const std::string& message) {
     error_ = {kind, std::string(argument) + ": " + message};
     return false;
   }
-  bool value(std::string_view argument, std::string message) {
-    return fail(ErrorKind::value, argument, std::move(message));
+  bool value(std::string_view argument, const std::string& message) {
+    return fail(ErrorKind::value, argument, message);
   }
-  bool type(std::string_view argument, std::string message) {
-    return fail(ErrorKind::type, argument, std::move(message));
-  }
+  bool type(std::string_view argument, const std::string& message) { return fail(ErrorKind::type, argument, message); }
 
   bool same_device(std::string_view name, const TensorInfo& t) {
     if (t.device_kind == c_.q.device_kind && t.device_index == c_.q.device_index) return true;

@@ -55,10 +55,10 @@ class Ledger {
     const std::lock_guard lock(mutex_);
     LedgerSnapshot result;
     for (const Slot* slot : order_) {
-      LedgerEntry entry{.decision = {slot->key.problem, slot->key.settings, slot->key.device, slot->outcome},
-                        .forward = slot->counts[0].load(std::memory_order_relaxed),
-                        .backward = slot->counts[1].load(std::memory_order_relaxed)};
-      if (entry.forward + entry.backward > 0) result.entries.push_back(std::move(entry));
+      const LedgerEntry entry{.decision = {slot->key.problem, slot->key.settings, slot->key.device, slot->outcome},
+                              .forward = slot->counts[0].load(std::memory_order_relaxed),
+                              .backward = slot->counts[1].load(std::memory_order_relaxed)};
+      if (entry.forward + entry.backward > 0) result.entries.push_back(entry);
     }
     result.unlisted = unlisted_.load(std::memory_order_relaxed);
     return result;

@@ -20,6 +20,7 @@ namespace {
 struct Now {
   std::vector<nb::object> keys;
   std::size_t isa = 0;                    ///< index of CYNOSURE_CPU_ISA
+  std::size_t check = 0;                  ///< index of CYNOSURE_CHECK
   std::array<std::size_t, 3> log_keys{};  ///< indices of the variables that say what is logged
   nb::tuple values;
   nb::object added;
@@ -42,6 +43,7 @@ Now& now() {
     };
     for (const std::string& name : environment()) last->keys.push_back(nb::bytes(name.data(), name.size()));
     last->isa = index_of("CYNOSURE_CPU_ISA");
+    last->check = index_of("CYNOSURE_CHECK");
     last->log_keys = {index_of("CYNOSURE_LOG"), index_of("NVTE_DEBUG"), index_of("NVTE_DEBUG_LEVEL")};
   }
   return *last;
@@ -103,6 +105,30 @@ nb::object recall(const nb::dict& environ, const nb::object& added) {
   const bool logged = !silent(last);
   const nb::object machine = machine_of(last);
   return nb::make_tuple(word, logged, machine.is_valid() ? machine : nb::object(nb::none()));
+}
+
+/// Whether every one of these functions of torch's gives 0 or False.
+bool all_off(const nb::tuple& functions) {
+  for (std::size_t i = 0; i < functions.size(); ++i) {
+    const nb::object on = nb::steal(PyObject_CallNoArgs(PyTuple_GET_ITEM(functions.ptr(), static_cast<Py_ssize_t>(i))));
+    if (!on.is_valid()) nb::raise_python_error();
+    const bool off = on.is(Py_False) || (!on.is(Py_True) && PyObject_IsTrue(on.ptr()) == 0);
+    if (!off) return false;
+  }
+  return true;
+}
+
+/// The word of now where a call needs nothing else of the process: nothing is logged, no variable changes how kernels
+/// run, and `modes` and the level of forward-mode differentiation are off. Otherwise None.
+nb::object plain_word(const nb::dict& environ, const nb::object& added, const nb::tuple& modes,
+                      const nb::dict& forward_ad) {
+  static PyObject* level_name = PyUnicode_InternFromString("_current_level");
+  static PyObject* no_level = PyLong_FromLong(-1);
+  const Now& last = now();
+  if (!word_holds(last, environ.ptr(), added.ptr()) || !silent(last)) return nb::none();
+  if (!last.values[last.isa].is_none() || !last.values[last.check].is_none()) return nb::none();
+  if (PyDict_GetItemWithError(forward_ad.ptr(), level_name) != no_level || !all_off(modes)) return nb::none();
+  return last.word;
 }
 
 /// The values are those that the word was made from, not those of now: another thread may have changed the environment.
@@ -202,6 +228,8 @@ void bind_now(nb::module_& m) {
         "(word, whether decisions may have to be logged, this machine or None), or None where something has changed.");
   m.def("remember", &remember, nb::arg("values"), nb::arg("added"), nb::arg("flags").none(), nb::arg("deterministic"),
         nb::arg("precision"), nb::arg("word"));
+  m.def("plain_word", &plain_word, nb::arg("environ"), nb::arg("added"), nb::arg("modes"), nb::arg("forward_ad"),
+        "The word of now, or None where a call has to look at more of the process than its arguments.");
   m.def("remember_logged", &remember_logged, nb::arg("values"), nb::arg("logged"));
   m.def("remember_machine", &remember_machine, nb::arg("isa").none(), nb::arg("machine"), nb::arg("current_of").none(),
         nb::arg("current").none());

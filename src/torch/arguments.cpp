@@ -136,27 +136,45 @@ void fail(ErrorKind kind, const std::string& text) {
   throw std::runtime_error(text);
 }
 
-void read(Arguments& a, StableIValue* tensors, StableIValue* shared) {
+namespace {
+
+void read_optional(Arguments& a, StableIValue* shared) {
+  a.attn_bias = optional_tensor(shared[2]);
+  a.attn_mask = optional_tensor(shared[3]);
+  a.alibi_slopes = optional_tensor(shared[4]);
+  a.sinks = optional_tensor(shared[5]);
+  a.seqlens_q = optional_tensor(shared[6]);
+  a.seqlens_k = optional_tensor(shared[7]);
+  a.dropout_seed = optional_tensor(shared[8]);
+  Call& c = a.call;
+  c.max_seqlen_q = static_cast<std::int64_t>(shared[9]);
+  c.max_seqlen_k = static_cast<std::int64_t>(shared[10]);
+  c.window_left = static_cast<std::int64_t>(shared[11]);
+  c.window_right = static_cast<std::int64_t>(shared[12]);
+  c.scale = number(shared[13]);
+  c.softcap = number(shared[14]);
+  c.dropout_p = number(shared[15]);
+  if (a.seqlens_q) a.seqlens_q = rows_in_one_piece(*a.seqlens_q);
+  if (a.seqlens_k) a.seqlens_k = rows_in_one_piece(*a.seqlens_k);
+  c.attn_bias = info_of(a.attn_bias);
+  c.attn_mask = info_of(a.attn_mask);
+  c.alibi_slopes = info_of(a.alibi_slopes);
+  c.sinks = info_of(a.sinks);
+  c.seqlens_q = lengths_info(a.seqlens_q);
+  c.seqlens_k = lengths_info(a.seqlens_k);
+  c.dropout_seed = info_of(a.dropout_seed);
+}
+
+}  // namespace
+
+void read(Arguments& a, StableIValue* tensors, StableIValue* shared, Shared given) {
   a.q = Tensor(reinterpret_cast<AtenTensorHandle>(tensors[0]));
   a.k = Tensor(reinterpret_cast<AtenTensorHandle>(tensors[1]));
   a.v = Tensor(reinterpret_cast<AtenTensorHandle>(tensors[2]));
-  a.attn_bias = optional_tensor(shared[0]);
-  a.attn_mask = optional_tensor(shared[1]);
-  a.alibi_slopes = optional_tensor(shared[2]);
-  a.sinks = optional_tensor(shared[3]);
-  a.seqlens_q = optional_tensor(shared[4]);
-  a.seqlens_k = optional_tensor(shared[5]);
-  a.dropout_seed = optional_tensor(shared[6]);
-  const auto options = static_cast<std::uint32_t>(shared[14]);
+  const auto options = static_cast<std::uint32_t>(shared[0]);
+  a.settings = static_cast<std::int64_t>(shared[1]);
   Call& c = a.call;
-  c.max_seqlen_q = static_cast<std::int64_t>(shared[7]);
-  c.max_seqlen_k = static_cast<std::int64_t>(shared[8]);
-  c.window_left = static_cast<std::int64_t>(shared[9]);
-  c.window_right = static_cast<std::int64_t>(shared[10]);
-  c.scale = number(shared[11]);
-  c.softcap = number(shared[12]);
-  c.dropout_p = number(shared[13]);
-  a.settings = static_cast<std::int64_t>(shared[15]);
+  if (given == Shared::all) read_optional(a, shared);
 
   c.dims = static_cast<Dims>(options & kDims);
   c.causal = (options & kCausal) != 0;
@@ -170,18 +188,9 @@ void read(Arguments& a, StableIValue* tensors, StableIValue* shared) {
   a.check_values = (options & kCheck) != 0;
   a.cpu_isa = static_cast<std::uint8_t>((options >> kCpuIsaShift) & 7U);
 
-  if (a.seqlens_q) a.seqlens_q = rows_in_one_piece(*a.seqlens_q);
-  if (a.seqlens_k) a.seqlens_k = rows_in_one_piece(*a.seqlens_k);
   c.q = info_of(a.q);
   c.k = info_of(a.k);
   c.v = info_of(a.v);
-  c.attn_bias = info_of(a.attn_bias);
-  c.attn_mask = info_of(a.attn_mask);
-  c.alibi_slopes = info_of(a.alibi_slopes);
-  c.sinks = info_of(a.sinks);
-  c.seqlens_q = lengths_info(a.seqlens_q);
-  c.seqlens_k = lengths_info(a.seqlens_k);
-  c.dropout_seed = info_of(a.dropout_seed);
   if (const std::optional<CallError> error = check(c)) fail(error->kind, error->text);
   a.sizes = sizes_of(c);
   a.scale = (options & kScaleGiven) != 0 ? c.scale : 1.0 / std::sqrt(static_cast<double>(a.sizes.head_dim_qk));

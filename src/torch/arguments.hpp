@@ -11,7 +11,7 @@
 
 namespace cynosure::torch_abi {
 
-/// What both raw operators share, in the order of their schemas (see kSharedSchema).
+/// What the raw operators share, in the order of their schemas (see kSharedSchema).
 struct Arguments {
   Tensor q, k, v;
   OptionalTensor attn_bias, attn_mask, alibi_slopes, sinks;
@@ -30,32 +30,33 @@ struct Arguments {
 };
 
 /// The bits of the argument `options`; python/cynosure/_operators.py has the same table.
-enum Option : std::uint32_t {
-  kDims = 0x3,
-  kCausal = 1U << 2U,
-  kTopLeft = 1U << 3U,
-  kTraining = 1U << 4U,
-  kReturnLse = 1U << 5U,
-  kLseGrad = 1U << 6U,
-  kBiasGrad = 1U << 7U,
-  kMaskGrad = 1U << 8U,
-  kSinksGrad = 1U << 9U,
-  kScaleGiven = 1U << 10U,
-  kCheck = 1U << 11U,
-  kCpuIsaShift = 12,  // three bits
-};
+inline constexpr std::uint32_t kDims = 0x3;
+inline constexpr std::uint32_t kCausal = 1U << 2U;
+inline constexpr std::uint32_t kTopLeft = 1U << 3U;
+inline constexpr std::uint32_t kTraining = 1U << 4U;
+inline constexpr std::uint32_t kReturnLse = 1U << 5U;
+inline constexpr std::uint32_t kLseGrad = 1U << 6U;
+inline constexpr std::uint32_t kBiasGrad = 1U << 7U;
+inline constexpr std::uint32_t kMaskGrad = 1U << 8U;
+inline constexpr std::uint32_t kSinksGrad = 1U << 9U;
+inline constexpr std::uint32_t kScaleGiven = 1U << 10U;
+inline constexpr std::uint32_t kCheck = 1U << 11U;
+inline constexpr std::uint32_t kCpuIsaShift = 12;  // three bits
 
 inline constexpr const char* kSharedSchema =
-    "Tensor? attn_bias, Tensor? attn_mask, Tensor? alibi_slopes, Tensor? sinks, Tensor? seqlens_q, Tensor? seqlens_k, "
-    "Tensor? dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, int window_left, int window_right, float scale, "
-    "float softcap, float dropout_p, int options, int settings";
+    "int options, int settings, Tensor? attn_bias, Tensor? attn_mask, Tensor? alibi_slopes, Tensor? sinks, "
+    "Tensor? seqlens_q, Tensor? seqlens_k, Tensor? dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, "
+    "int window_left, int window_right, float scale, float softcap, float dropout_p";
 
 /// Throws the error of a call for Python to see with its type: what the operators throw is a std::runtime_error.
 [[noreturn]] void fail(ErrorKind kind, const std::string& text);
 
+/// Whether all shared arguments are on the stack, or options and settings alone: a plain call, at less host time.
+enum class Shared : std::uint8_t { all, two };
+
 /// Reads q, k, v at `tensors` and the shared arguments at `shared`, taking over what they own. Throws what `check`
 /// finds. On the CPU the values of lengths are checked, too.
-void read(Arguments& arguments, StableIValue* tensors, StableIValue* shared);
+void read(Arguments& arguments, StableIValue* tensors, StableIValue* shared, Shared given);
 
 /// The chosen backend; throws the table of reasons where there is none.
 [[nodiscard]] Backend decide(const Arguments& arguments, bool backward);

@@ -7,8 +7,8 @@
 namespace cynosure::torch_abi {
 
 struct ForwardResult {
-  Tensor out;  ///< as `new_out` makes it
-  Tensor lse;  ///< as `new_lse` makes it
+  Tensor out;          ///< as `new_out` makes it
+  OptionalTensor lse;  ///< as `new_lse` makes it
 };
 
 struct BackwardInputs {
@@ -26,8 +26,8 @@ struct BackwardResult {
 [[nodiscard]] Tensor new_out(const Arguments& arguments);
 /// The same for a gradient of `like` (q, k or v).
 [[nodiscard]] Tensor new_like(const Arguments& arguments, const Tensor& like);
-/// Float32 [B, H, Sq], thd: [H, T] (in memory [T, H], as fused kernels have it).
-[[nodiscard]] Tensor new_lse(const Arguments& arguments);
+/// Float32 [B, H, Sq], thd: [H, T] (in memory [T, H], as fused kernels have it); nothing where nobody wants it.
+[[nodiscard]] OptionalTensor new_lse(const Arguments& arguments);
 
 [[nodiscard]] ForwardResult forward_cpu(const Arguments& arguments);
 [[nodiscard]] BackwardResult backward_cpu(const Arguments& arguments, const BackwardInputs& inputs);

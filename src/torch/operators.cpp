@@ -50,19 +50,37 @@ std::int64_t heads_of(const Arguments& a, const Tensor& t) {
   return sizes(t)[axis[static_cast<std::size_t>(a.call.dims)]];
 }
 
-StableIValue give(Tensor tensor) { return torch::stable::detail::from(tensor); }
+/// Takes over what the stack owns.
+Tensor tensor(StableIValue value) { return Tensor(reinterpret_cast<AtenTensorHandle>(value)); }
+StableIValue give(const Tensor& tensor) { return torch::stable::detail::from(tensor); }
 StableIValue give(const OptionalTensor& tensor) { return torch::stable::detail::from(tensor ? *tensor : undefined()); }
 
+ForwardResult run(const Arguments& a) {
+  const NoGrad guard;
+  switch (decide(a, false)) {
+    case Backend::cpu:
+      return forward_cpu(a);
+    case Backend::cudnn:
+      return forward_cudnn(a);
+    default:
+      return forward_unfused(a);
+  }
+}
+
+template <Shared kShared>
 void forward(StableIValue* stack, std::uint64_t /*arguments*/, std::uint64_t /*results*/) {
   Arguments a;
-  read(a, stack, stack + 3);
-  const NoGrad guard;
-  const Backend backend = decide(a, false);
-  ForwardResult result = backend == Backend::cpu     ? forward_cpu(a)
-                         : backend == Backend::cudnn ? forward_cudnn(a)
-                                                     : forward_unfused(a);
-  stack[0] = give(std::move(result.out));
-  stack[1] = give(std::move(result.lse));
+  read(a, stack, stack + 3, kShared);
+  const ForwardResult result = run(a);
+  stack[0] = give(result.out);
+  stack[1] = give(result.lse ? *result.lse : empty(a.q, aoti_torch_dtype_float32(), Sizes{0}));
+}
+
+/// Of a plain call the output alone.
+void output(StableIValue* stack, std::uint64_t /*arguments*/, std::uint64_t /*results*/) {
+  Arguments a;
+  read(a, stack, stack + 3, Shared::two);
+  stack[0] = give(run(a).out);
 }
 
 /// Gradients and saved tensors have the shapes that forward gave.
@@ -86,35 +104,53 @@ void check_saved(const Arguments& a, const BackwardInputs& in) {
   if (in.grad_lse) expect_rows("grad_lse", *in.grad_lse);
 }
 
-void backward(StableIValue* stack, std::uint64_t /*arguments*/, std::uint64_t /*results*/) {
-  BackwardInputs in;
-  in.grad_out = Tensor(reinterpret_cast<AtenTensorHandle>(stack[0]));
-  in.grad_lse = torch::stable::detail::to<OptionalTensor>(stack[1]);
-  in.out = Tensor(reinterpret_cast<AtenTensorHandle>(stack[5]));
-  in.lse = Tensor(reinterpret_cast<AtenTensorHandle>(stack[6]));
-  Arguments a;
-  read(a, stack + 2, stack + 7);
+BackwardResult run(const Arguments& a, const BackwardInputs& in) {
   check_saved(a, in);
   const NoGrad guard;
-  const Backend backend = decide(a, true);
-  BackwardResult result = backend == Backend::cpu     ? backward_cpu(a, in)
-                          : backend == Backend::cudnn ? backward_cudnn(a, in)
-                                                      : backward_unfused(a, in);
-  stack[0] = give(std::move(result.dq));
-  stack[1] = give(std::move(result.dk));
-  stack[2] = give(std::move(result.dv));
+  switch (decide(a, true)) {
+    case Backend::cpu:
+      return backward_cpu(a, in);
+    case Backend::cudnn:
+      return backward_cudnn(a, in);
+    default:
+      return backward_unfused(a, in);
+  }
+}
+
+void backward(StableIValue* stack, std::uint64_t /*arguments*/, std::uint64_t /*results*/) {
+  const BackwardInputs in{.grad_out = tensor(stack[0]),
+                          .grad_lse = torch::stable::detail::to<OptionalTensor>(stack[1]),
+                          .out = tensor(stack[5]),
+                          .lse = tensor(stack[6])};
+  Arguments a;
+  read(a, stack + 2, stack + 7, Shared::all);
+  const BackwardResult result = run(a, in);
+  stack[0] = give(result.dq);
+  stack[1] = give(result.dk);
+  stack[2] = give(result.dv);
   stack[3] = give(result.dbias);
   stack[4] = give(result.dmask);
   stack[5] = give(result.dsinks);
 }
 
+void plain_backward(StableIValue* stack, std::uint64_t /*arguments*/, std::uint64_t /*results*/) {
+  const BackwardInputs in{
+      .grad_out = tensor(stack[0]), .grad_lse = {}, .out = tensor(stack[4]), .lse = tensor(stack[5])};
+  Arguments a;
+  read(a, stack + 1, stack + 6, Shared::two);
+  const BackwardResult result = run(a, in);
+  stack[0] = give(result.dq);
+  stack[1] = give(result.dk);
+  stack[2] = give(result.dv);
+}
+
 /// int64 [2] on the device of a tensor, from torch's default generator there: the seed of a call's dropout, and 0.
 void draw_seed(StableIValue* stack, std::uint64_t /*arguments*/, std::uint64_t /*results*/) {
-  const Tensor like(reinterpret_cast<AtenTensorHandle>(stack[0]));
+  const Tensor like = tensor(stack[0]);
   const NoGrad guard;
   Tensor seed = empty(like, aoti_torch_dtype_int64(), {2});
   seed = aten("aten::random_", "from", seed, std::int64_t{0}, std::optional<std::int64_t>(INT64_MAX), std::nullopt);
-  stack[0] = give(std::move(seed));
+  stack[0] = give(seed);
 }
 
 const char* forward_schema() {
@@ -139,9 +175,9 @@ Tensor new_out(const Arguments& a) { return dense(a, rows_of(a, a.q), a.sizes.he
 Tensor new_like(const Arguments& a, const Tensor& like) {
   return dense(a, rows_of(a, like), heads_of(a, like), sizes(like)[rank(like) - 1]);
 }
-Tensor new_lse(const Arguments& a) {
+OptionalTensor new_lse(const Arguments& a) {
+  if (!a.call.training && !a.call.return_lse) return std::nullopt;
   const std::int32_t type = aoti_torch_dtype_float32();
-  if (!a.call.training && !a.call.return_lse) return empty(a.q, type, Sizes{0});
   if (a.call.dims == Dims::thd) {
     const std::array size{a.sizes.heads, rows_of(a, a.q)};
     const std::array stride{std::int64_t{1}, std::max<std::int64_t>(a.sizes.heads, 1)};
@@ -160,14 +196,24 @@ STABLE_TORCH_LIBRARY(cynosure, m) {
       "bool return_lse=False, bool lse_grad=False, int runtime=0) -> (Tensor out, Tensor lse)");
   m.def(forward_schema());
   m.def(backward_schema());
+  m.def("attention_forward.output(Tensor query, Tensor key, Tensor value, int options, int settings) -> Tensor");
+  m.def(
+      "attention_forward.plain(Tensor query, Tensor key, Tensor value, int options, int settings) -> "
+      "(Tensor out, Tensor lse)");
+  m.def(
+      "attention_backward.plain(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
+      "int options, int settings) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value)");
   // draw_seed is declared by python/cynosure/_operators.py: only Python can give it its tag.
 }
 
-#define CYNOSURE_KERNELS(key)                   \
-  STABLE_TORCH_LIBRARY_IMPL(cynosure, key, m) { \
-    m.impl("attention_forward", &forward);      \
-    m.impl("attention_backward", &backward);    \
-    m.impl("draw_seed", &draw_seed);            \
+#define CYNOSURE_KERNELS(key)                                 \
+  STABLE_TORCH_LIBRARY_IMPL(cynosure, key, m) {               \
+    m.impl("attention_forward", &forward<Shared::all>);       \
+    m.impl("attention_forward.plain", &forward<Shared::two>); \
+    m.impl("attention_forward.output", &output);              \
+    m.impl("attention_backward", &backward);                  \
+    m.impl("attention_backward.plain", &plain_backward);      \
+    m.impl("draw_seed", &draw_seed);                          \
   }
 CYNOSURE_KERNELS(CPU)
 CYNOSURE_KERNELS(CUDA)

@@ -189,7 +189,7 @@ ForwardResult forward_cpu(const Arguments& a) {
   Prepared p = prepare(a);
   const OptionalTensor sinks = place_sinks(a, p.call);
   cpu::ForwardOutputs outputs{.out = side_of<cpu::Output>(a, result.out), .lse = {}};
-  if (a.call.training || a.call.return_lse) outputs.lse = rows_of<cpu::RowsOutput>(a, result.lse);
+  if (result.lse) outputs.lse = rows_of<cpu::RowsOutput>(a, *result.lse);
   const CpuIsa isa = a.device.cpu_isa;
   with_threads([&](const cpu::Parallel& parallel) {
     const Workspace workspace(cpu::forward_workspace(p.call, isa, parallel.threads()));

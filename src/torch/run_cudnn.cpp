@@ -412,6 +412,14 @@ class Extras {
   OptionalTensor sinks_, seed_;
 };
 
+/// Whether an LSE lies in memory as `new_lse` makes it.
+bool is_as_new(const Arguments& a, const Tensor& lse) {
+  const std::int64_t* n = sizes(lse);
+  const std::int64_t* s = strides(lse);
+  if (a.call.dims == Dims::thd) return (s[0] == 1 || n[0] == 1) && (s[1] == n[0] || n[1] == 1);
+  return (s[2] == 1 || n[2] == 1) && (s[1] == n[2] || n[1] == 1) && (s[0] == n[1] * n[2] || n[0] == 1);
+}
+
 /// [B, H, Sq, X] view of a dense tensor in the call's layout.
 Tensor heads_first(const Arguments& a, const Tensor& t) {
   if (a.call.dims == Dims::bshd) return permute(t, {0, 2, 1, 3});
@@ -435,10 +443,9 @@ Version cudnn_version() {
 
 ForwardResult forward_cudnn(const Arguments& a) {
   ForwardResult result{.out = new_out(a), .lse = new_lse(a)};
-  const bool stats = a.call.training || a.call.return_lse;
-  if (nothing_to_do(a) || (keeps_nothing(a) && !stats)) {
+  if (nothing_to_do(a) || (keeps_nothing(a) && !result.lse)) {
     fill(result.out, 0.0);
-    fill(result.lse, -kInfinity);
+    if (result.lse) fill(*result.lse, -kInfinity);
     return result;
   }
   const OnDevice guard(a.call.q.device_index);
@@ -453,15 +460,15 @@ ForwardResult forward_cudnn(const Arguments& a) {
   launch.set(Slot::k, k);
   launch.set(Slot::v, v);
   launch.set(Slot::out, result.out);
-  if (stats) launch.set(Slot::stats, result.lse);
+  if (result.lse) launch.set(Slot::stats, *result.lse);
   extras.put(launch);
   launch.clear(result.out, false, false);
   launch.run();
-  if (rows_may_be_empty(key)) launch.clear_empty_rows(result.out, stats ? data(result.lse) : nullptr);
+  if (rows_may_be_empty(key)) launch.clear_empty_rows(result.out, at(result.lse));
   if (const OptionalTensor& dead = extras.added().dead) {
     copy(heads_first(a, result.out), masked_fill(heads_first(a, result.out), *dead, 0.0));
-    if (stats)
-      copy(result.lse, masked_fill(result.lse, reshape(*dead, {sizes(*dead)[0], sizes(*dead)[1], sizes(*dead)[2]}),
+    if (result.lse)
+      copy(*result.lse, masked_fill(*result.lse, reshape(*dead, {sizes(*dead)[0], sizes(*dead)[1], sizes(*dead)[2]}),
                                    -kInfinity));
   }
   if (keeps_nothing(a)) fill(result.out, 0.0);
@@ -507,10 +514,11 @@ BackwardResult backward_cudnn(const Arguments& a, const BackwardInputs& in) {
   extras.put(key);
   Launch launch(a, key);
   Tensor lse = in.lse;
-  const Tensor like = new_lse(a);
-  if (!std::equal(strides(lse), strides(lse) + rank(lse), strides(like))) {
-    copy(like, lse);
-    lse = like;
+  if (!is_as_new(a, lse)) {
+    const std::int64_t* n = sizes(lse);
+    const Tensor dense = a.call.dims == Dims::thd ? transpose(empty(lse, dtype(lse), {n[1], n[0]}), 0, 1) : empty_like(lse);
+    copy(dense, lse);
+    lse = dense;
   }
   launch.set(Slot::q, q);
   launch.set(Slot::k, k);

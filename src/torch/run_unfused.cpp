@@ -189,7 +189,7 @@ class TensorPhilox {
   /// A sum in float64 modulo 2^32, as int64.
   static Tensor wrapped(const Tensor& t) { return index(aten("aten::remainder", "Tensor", t, number(kTwo32))); }
   static Tensor bumped(const Tensor& key, std::uint32_t step, int round) {
-    const auto all = static_cast<double>(static_cast<std::uint32_t>(step * static_cast<std::uint32_t>(round)));
+    const auto all = static_cast<double>(step * static_cast<std::uint32_t>(round));
     return reshape(wrapped(add(floating(key), number(all))), {1, 1, 1});
   }
   Tensor ones_index() const {
@@ -351,7 +351,7 @@ ForwardResult forward_unfused(const Arguments& a) {
   ForwardResult result{.out = new_out(a), .lse = new_lse(a)};
   const auto nothing = [&] {
     fill(result.out, 0.0);
-    fill(result.lse, -kInfinity);
+    if (result.lse) fill(*result.lse, -kInfinity);
   };
   if (nothing_to_do(a)) {
     nothing();
@@ -369,16 +369,16 @@ ForwardResult forward_unfused(const Arguments& a) {
   Tensor out = ungrouped(d, weighted(grouped(d, p), *d.v));
   if (dead) out = masked_fill(out, *dead, 0.0);
   write(a, result.out, out, d.padding_q);
-  if (a.call.training || a.call.return_lse) {
+  if (result.lse) {
     Tensor lse = add(log(softmax.total), softmax.m);
     if (dead) lse = masked_fill(lse, *dead, -kInfinity);
     if (d.padding_q) {
       const Padding& p_q = *d.padding_q;
       const Tensor rows = reshape(permute(lse, {0, 2, 1, 3}), {p_q.batch * p_q.length, d.heads});
       const Tensor outside = reshape(no(*p_q.is_token), {p_q.tokens, 1});
-      copy(transpose(result.lse, 0, 1), masked_fill(pick(rows, 0, *p_q.to_tokens), outside, -kInfinity));
+      copy(transpose(*result.lse, 0, 1), masked_fill(pick(rows, 0, *p_q.to_tokens), outside, -kInfinity));
     } else {
-      copy(result.lse, reshape(lse, {d.batch, d.heads, d.rows}));
+      copy(*result.lse, reshape(lse, {d.batch, d.heads, d.rows}));
     }
   }
   return result;

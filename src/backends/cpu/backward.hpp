@@ -58,9 +58,9 @@ void prepare_rows(const BackwardPlan& plan, const Sequence& sequence, Index head
       const char* from = row_of(in.dout, side, i, head, call.dtype);
       const char* out = row_of(in.out, side, i, head, call.dtype);
       for (Index x = 0; x < call.head_dim_v; x += Isa::kLanes) {
-        const auto value = load_part<Isa, typed.dtype>(from, x, call.head_dim_v);
+        const auto value = load_part<Isa, typed()>(from, x, call.head_dim_v);
         finite.see(value);
-        sum = Isa::fma(value, load_part<Isa, typed.dtype>(out, x, call.head_dim_v), sum);
+        sum = Isa::fma(value, load_part<Isa, typed()>(out, x, call.head_dim_v), sum);
         Isa::store(dout + x, value);
       }
     });
@@ -225,7 +225,7 @@ class Pairs {
   template <class Function>
   static void for_exponentials(Columns columns, const float* s, float lse, const Function& function) {
     for_vectors<Isa>(columns.begin, columns.end, [&](Index x, auto together) {
-      constexpr int count = decltype(together)::count;
+      constexpr int count = decltype(together)::value;
       Float p[count];
       for (int i = 0; i < count; ++i)
         p[i] = Isa::min(Isa::set(88.0F), Isa::sub(Isa::load(s + x + i * Isa::kLanes), Isa::set(lse)));

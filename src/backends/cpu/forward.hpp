@@ -15,9 +15,9 @@ bool pack_rows(const Rows& rows, Index count, Index columns, float scale, float*
   Finite<Isa> finite;
   with_dtype(rows.dtype, [&](auto typed) {
     const char* row = rows.data;
-    for (Index r = 0; r < count; ++r, row += rows.stride * typed.bytes)
+    for (Index r = 0; r < count; ++r, row += rows.stride * bytes_of(typed()))
       for (Index x = 0; x < columns; x += Isa::kLanes) {
-        const auto value = Isa::mul(Isa::set(scale), load_part<Isa, typed.dtype>(row, x, columns));
+        const auto value = Isa::mul(Isa::set(scale), load_part<Isa, typed()>(row, x, columns));
         finite.see(value);
         Isa::store(to + r * ld + x, value);
       }
@@ -32,10 +32,10 @@ bool pack_panels(const Rows& rows, Index count, Index columns, float* to, Index 
   Finite<Isa> finite;
   with_dtype(rows.dtype, [&](auto typed) {
     const char* row = rows.data;
-    for (Index r = 0; r < count; ++r, row += rows.stride * typed.bytes)
+    for (Index r = 0; r < count; ++r, row += rows.stride * bytes_of(typed()))
       for (Index first = 0; first < columns; first += width)
         for (Index x = first; x < least(first + width, columns); x += Isa::kLanes) {
-          const auto value = load_part<Isa, typed.dtype>(row, x, columns);
+          const auto value = load_part<Isa, typed()>(row, x, columns);
           finite.see(value);
           Isa::store(to + first / width * panel + r * width + x - first, value);
         }
@@ -59,9 +59,9 @@ void pack_transposed(const Rows& rows, Index count, Index columns, float* to, In
   constexpr Index width = kPanel<Isa>;
   const Index line = leading(columns);
   with_dtype(rows.dtype, [&](auto typed) {
-    const bool in_place = typed.dtype == DType::float32 && reinterpret_cast<std::uintptr_t>(rows.data) % 4 == 0;
+    const bool in_place = typed() == DType::float32 && reinterpret_cast<std::uintptr_t>(rows.data) % 4 == 0;
     for (Index r = 0; r < round_up(count, width); r += lanes) {
-      const char* first = rows.data + r * rows.stride * typed.bytes;
+      const char* first = rows.data + r * rows.stride * bytes_of(typed());
       float* panel_of_r = to + r / width * panel + r % width;
       // Whole squares of floats are taken where they lie.
       Index x = 0;
@@ -72,7 +72,7 @@ void pack_transposed(const Rows& rows, Index count, Index columns, float* to, In
       for (Index i = 0; i < lanes; ++i)
         for (Index y = x; y < columns; y += lanes)
           Isa::store(lines + i * line + y,
-                     r + i < count ? load_part<Isa, typed.dtype>(first + i * rows.stride * typed.bytes, y, columns)
+                     r + i < count ? load_part<Isa, typed()>(first + i * rows.stride * bytes_of(typed()), y, columns)
                                    : Isa::zero());
       for (; x < columns; x += lanes) Isa::transpose(lines + x, line, panel_of_r + x * width, width);
     }
@@ -156,7 +156,7 @@ float exponentiate(float* s, Columns columns, Columns strip, float reference) {
   const Float shift = Isa::set(reference);
   Float total = Isa::zero();
   for_vectors<Isa>(columns.begin, end, [&](Index x, auto together) {
-    constexpr int count = decltype(together)::count;
+    constexpr int count = decltype(together)::value;
     Float p[count];
     for (int i = 0; i < count; ++i) p[i] = Isa::sub(Isa::load(s + x + i * lanes), shift);
     exp_each<Isa>(p);

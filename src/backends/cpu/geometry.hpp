@@ -56,7 +56,7 @@ struct Sequence {
 };
 
 inline Sequence sequence(const Attention& call, Index b) {
-  constexpr Index unlimited = Index{1} << 60;  // so that sums below cannot overflow
+  constexpr Index unlimited = 1'000'000'000'000'000'000;  // so that sums below cannot overflow
   Sequence s;
   s.b = b;
   s.q = side(call.lengths_q, call.seqlen_q, b);
@@ -83,7 +83,7 @@ inline Index number_of(const Rows& t, const Side& side, Index i, Index h) {
 
 /// Leading dimension of a tile of `columns` floats: an odd number of cache lines, so that rows spread over all sets of
 /// the first-level cache, with at least one line spare, so that a vector may start anywhere in a row.
-inline Index leading(Index columns) { return ((ceil_div(columns, 16) + 1) | 1) * 16; }
+inline Index leading(Index columns) { return ((ceil_div(columns, 16) + 1) / 2 * 2 + 1) * 16; }
 
 /// Hands out parts of the workspace, each on a cache line. Without memory it only counts.
 class Arena {

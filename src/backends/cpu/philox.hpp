@@ -32,8 +32,7 @@ inline DropoutKey dropout_key(double probability, std::int64_t seed, std::int64_
   result.offset = static_cast<std::uint32_t>(bits);
   result.all = probability >= 1.0;
   result.keep_scale = result.all ? 0.0F : static_cast<float>(1.0 / (1.0 - probability));
-  if (!result.all && probability > 0)
-    result.threshold = static_cast<std::uint32_t>(probability * 4294967296.0);
+  if (!result.all && probability > 0) result.threshold = static_cast<std::uint32_t>(probability * 4294967296.0);
   return result;
 }
 

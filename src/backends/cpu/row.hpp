@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "backends/cpu/geometry.hpp"
 #include "backends/cpu/half.hpp"
@@ -61,10 +62,8 @@ void store_vector(char* p, typename Isa::Float x) {
 }
 
 template <DType kDType>
-struct Typed {
-  static constexpr DType dtype = kDType;
-  static constexpr Index bytes = kDType == DType::float32 ? 4 : 2;
-};
+using Typed = std::integral_constant<DType, kDType>;
+constexpr Index bytes_of(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
 /// Calls function(Typed<dtype>{}).
 template <class Function>
 void with_dtype(DType dtype, Function function) {
@@ -89,7 +88,7 @@ inline Rows rows_of(const Input& t, const Side& side, Index i, Index h, DType dt
 /// A vector of a row from column x; zeros beyond the end.
 template <class Isa, DType kDType>
 typename Isa::Float load_part(const char* row, Index x, Index n) {
-  constexpr Index bytes = Typed<kDType>::bytes;
+  constexpr Index bytes = bytes_of(kDType);
   if (x + Isa::kLanes <= n) return load_vector<Isa, kDType>(row + x * bytes);
   float part[Isa::kLanes] = {};
   for (Index i = x; i < n; ++i) part[i - x] = load_element<kDType>(row + i * bytes);
@@ -111,13 +110,13 @@ class Finite {
 template <class Isa>
 void load_row(DType dtype, const char* from, Index stride, Index n, float scale, float* to) {
   with_dtype(dtype, [&](auto typed) {
-    constexpr DType kDType = decltype(typed)::dtype;
-    constexpr Index bytes = decltype(typed)::bytes;
+    constexpr DType type = decltype(typed)::value;
+    constexpr Index bytes = bytes_of(type);
     Index x = 0;
     if (stride == 1)
       for (; x + Isa::kLanes <= n; x += Isa::kLanes)
-        Isa::store(to + x, Isa::mul(Isa::set(scale), load_vector<Isa, kDType>(from + x * bytes)));
-    for (; x < n; ++x) to[x] = scale * load_element<kDType>(from + x * stride * bytes);
+        Isa::store(to + x, Isa::mul(Isa::set(scale), load_vector<Isa, type>(from + x * bytes)));
+    for (; x < n; ++x) to[x] = scale * load_element<type>(from + x * stride * bytes);
     for (; x % Isa::kLanes != 0; ++x) to[x] = 0;
   });
 }
@@ -135,13 +134,13 @@ const float* as_floats(DType dtype, const char* from, Index n, float* line) {
 template <class Isa>
 void store_row(DType dtype, const float* from, Index n, float scale, char* to, Index stride = 1) {
   with_dtype(dtype, [&](auto typed) {
-    constexpr DType kDType = decltype(typed)::dtype;
-    constexpr Index bytes = decltype(typed)::bytes;
+    constexpr DType type = decltype(typed)::value;
+    constexpr Index bytes = bytes_of(type);
     Index x = 0;
     if (stride == 1)
       for (; x + Isa::kLanes <= n; x += Isa::kLanes)
-        store_vector<Isa, kDType>(to + x * bytes, Isa::mul(Isa::set(scale), Isa::load(from + x)));
-    for (; x < n; ++x) store_element<kDType>(to + x * stride * bytes, scale * from[x]);
+        store_vector<Isa, type>(to + x * bytes, Isa::mul(Isa::set(scale), Isa::load(from + x)));
+    for (; x < n; ++x) store_element<type>(to + x * stride * bytes, scale * from[x]);
   });
 }
 
@@ -210,9 +209,7 @@ template <class Isa>
 }
 
 template <int kCount>
-struct Together {
-  static constexpr int count = kCount;
-};
+using Together = std::integral_constant<int, kCount>;
 /// function(first, Together<count>) for all vectors of [begin, end): counts are compile-time, 4 while they last,
 /// then 1.
 template <class Isa, class Function>

@@ -101,7 +101,7 @@ void make_scores(const Attention& call, const Sequence& sequence, KeyRange keys,
 inline float sink_of(const Sinks& sinks, Index head) {
   float sink = 0;
   const char* from = static_cast<const char*>(sinks.data) + head * element_size(sinks.dtype);
-  with_dtype(sinks.dtype, [&](auto typed) { sink = load_element<decltype(typed)::dtype>(from); });
+  with_dtype(sinks.dtype, [&](auto typed) { sink = load_element<decltype(typed)::value>(from); });
   return sink;
 }
 
@@ -124,8 +124,9 @@ template <class Isa>
 void keep_factors(const DropoutKey& key, Index batch_head, Index i, KeyRange keys, Columns columns, float* keep) {
   constexpr int lanes = Isa::kLanes;
   constexpr int sets = 2;
+  constexpr Index step = Index{sets} * Index{4} * Index{lanes};
   std::uint32_t block[sets][lanes];
-  for (Index x = columns.begin / 4 * 4; x < columns.end; x += sets * 4 * lanes) {
+  for (Index x = Index{columns.begin / 4} * 4; x < columns.end; x += step) {
     typename Isa::Bits words[sets][4];
     for (int set = 0; set < sets; ++set) {
       for (int lane = 0; lane < lanes; ++lane)
@@ -143,7 +144,7 @@ void keep_factors(const DropoutKey& key, Index batch_head, Index i, KeyRange key
         factors[word] = Isa::select(Isa::less_bits(words[set][word], Isa::set_bits(key.threshold)), Isa::zero(),
                                     Isa::set(key.keep_scale));
       Isa::transpose_quads(factors);
-      for (int word = 0; word < 4; ++word) Isa::store(keep + x + lanes * (4 * set + word), factors[word]);
+      for (int word = 0; word < 4; ++word) Isa::store(keep + x + Index{lanes} * (4 * set + word), factors[word]);
     }
   }
 }

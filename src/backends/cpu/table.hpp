@@ -43,7 +43,7 @@ Blocks backward_blocks(const Attention& call) {
 }
 
 template <class Isa>
-constexpr Kernels kernel_table() {
+constexpr Kernels kernel_table() noexcept {
   return {.isa = Isa::kIsa,
           .forward_blocks = forward_blocks<Isa>,
           .backward_blocks = backward_blocks<Isa>,

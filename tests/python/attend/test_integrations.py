@@ -402,7 +402,7 @@ def test_fake_tensors() -> None:
             assert cynosure.attention(q, q, q).dtype == torch.bfloat16
 
 
-def test_opcheck_of_all_four() -> None:
+def test_opcheck_of_every_operator() -> None:
     from cynosure import _operators
 
     ops = torch.ops.cynosure
@@ -410,10 +410,15 @@ def test_opcheck_of_all_four() -> None:
     word = cynosure.Settings.current().word
     options = _operators.TRAINING | _operators.RETURN_LSE | _operators.SINKS_GRAD | _operators.BIAS_GRAD
     bias, sinks = torch.randn(1, 4, 5, 7), torch.randn(4)
-    rest = (bias, None, None, sinks, None, int32(7, 3), None, -1, -1, -1, -1, 1.0, 0.0, 0.0, options, word)
+    rest = (options, word, bias, None, None, sinks, None, int32(7, 3), None, -1, -1, -1, -1, 1.0, 0.0, 0.0)
     torch.library.opcheck(ops.attention_forward.default, (q, k, v, *rest))
     out, lse = ops.attention_forward.default(q, k, v, *rest)
     torch.library.opcheck(ops.attention_backward.default, (out, lse, q, k, v, out, lse, *rest))
+    plain = (_operators.TRAINING, word)
+    torch.library.opcheck(ops.attention_forward.output, (q, k, v, 0, word))
+    torch.library.opcheck(ops.attention_forward.plain, (q, k, v, *plain))
+    out, lse = ops.attention_forward.plain(q, k, v, *plain)
+    torch.library.opcheck(ops.attention_backward.plain, (out, q, k, v, out, lse, *plain))
     leaf = q.clone().requires_grad_()
     torch.library.opcheck(ops.attention.default, (leaf, k, v, word, True), {"attn_bias": bias, "return_lse": True})
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
