@@ -11,6 +11,7 @@ time, the noise floor. `share`: of the rate that a matrix product (8192^3, bfloa
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -123,14 +124,12 @@ def ragged_candidates() -> dict[str, Graphed]:
     starts = cu.tolist()
 
     def loop() -> Any:
-        for a, b in zip(starts[:-1], starts[1:], strict=True):
+        for a, b in itertools.pairwise(starts):
             part = [x[None, a:b].transpose(1, 2) for x in (q, k, v)]
             sdpa(*part, is_causal=True)
 
     found = {
-        "cynosure": graphed(
-            lambda: cynosure.attention(q, k, v, layout="thd", causal=True, backend="cudnn", **bounds)
-        )
+        "cynosure": graphed(lambda: cynosure.attention(q, k, v, layout="thd", causal=True, backend="cudnn", **bounds))
     }
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         found["sdpa cudnn"] = graphed(loop)
@@ -185,7 +184,9 @@ def main() -> None:
                 "share": round(count / statistics.median(us) / rate, 3),
             }
             rows.append(row)
-            print(f"{name:26} {who:12} {row['us']:9.1f} us  {against:6.3f}  {row['tflops']:6.1f} TFLOP/s  {row['share']:.3f}")
+            print(
+                f"{name:26} {who:12} {row['us']:9.1f} us  {against:6.3f}  {row['tflops']:6.1f} TFLOP/s  {row['share']:.3f}"
+            )
     if args.json:
         record = {"machine": {**machine(), **gpu()}, "product_tflops": round(rate / 1e6, 1), "rows": rows}
         args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -88,9 +88,10 @@ std::string first_line(const std::string& text) {
 std::string describe(const Problem& p, bool deterministic) {
   const Features& f = p.features;
   std::string text = std::string(kLayoutNames[static_cast<std::size_t>(f.layout)].substr(0, 4)) + " b" +
-                     std::to_string(p.lengths.batch) + " h" + std::to_string(f.heads) + "/" + std::to_string(f.kv_heads) +
-                     " s" + std::to_string(p.lengths.seqlen_q) + "x" + std::to_string(p.lengths.seqlen_k) + " d" +
-                     std::to_string(f.head_dim_qk) + "/" + std::to_string(f.head_dim_v);
+                     std::to_string(p.lengths.batch) + " h" + std::to_string(f.heads) + "/" +
+                     std::to_string(f.kv_heads) + " s" + std::to_string(p.lengths.seqlen_q) + "x" +
+                     std::to_string(p.lengths.seqlen_k) + " d" + std::to_string(f.head_dim_qk) + "/" +
+                     std::to_string(f.head_dim_v);
   if (f.training) text += " training";
   if (f.causal) text += " causal";
   if (f.window_left >= 0 || f.window_right >= 0)

@@ -195,9 +195,11 @@ inline constexpr auto kCudnnF16Rows = std::tuple{
     row({.id = "cudnn_f16.bottom_right_plain",
          .backends = Backend::cudnn,
          .policies = Policies::fastest,
-         .reads = {Field::causal, Field::align, Field::window_right, Field::bias_type, Field::attn_mask, Field::dropout},
-         .required = "no bias, mask or dropout where columns are cut off to the right, aligned bottom_right, over unequal "
-                     "lengths",
+         .reads = {Field::causal, Field::align, Field::window_right, Field::bias_type, Field::attn_mask,
+                   Field::dropout},
+         .required =
+             "no bias, mask or dropout where columns are cut off to the right, aligned bottom_right, over unequal "
+             "lengths",
          .evidence = "cudnn-frontend 1.28 refuses it"},
         [](const auto& c) { return bottom_right_edge(c) && !no_bias_no_dropout(c); }),
     row({.id = "cudnn_f16.bottom_right_cross",
@@ -226,7 +228,8 @@ inline constexpr auto kCudnnF16Rows = std::tuple{
          .policies = Policies::fastest,
          .reads = {Field::softmax, Field::dropout, Field::training},
          .required = "with gradients, not sinks and dropout together",
-         .evidence = "H200, cuDNN 9.19.0: the gradient of the sinks comes out times 1 - dropout_p; other versions unknown"},
+         .evidence =
+             "H200, cuDNN 9.19.0: the gradient of the sinks comes out times 1 - dropout_p; other versions unknown"},
         [](const auto& c) { return c.f.training && !vanilla(c) && c.f.dropout; }),
     row({.id = "cudnn_f16.layout",
          .backends = Backend::cudnn,

@@ -91,8 +91,8 @@ constexpr auto aligned64(const auto& c) {
   return c.len.q_at_most_k() && c.len.q.multiple_of(64) && c.len.k.multiple_of(64);
 }
 
-/// Where cuDNN was seen to be right beyond what TransformerEngine asks of it: on an H200 with 9.19, by the releases that
-/// cudnn-frontend 1.28 names.
+/// Where cuDNN was seen to be right beyond what TransformerEngine asks of it: on an H200 with 9.19, by the releases
+/// that cudnn-frontend 1.28 names.
 constexpr bool measured_cudnn(const auto& c) {
   return !c.te && c.d.sm >= 90 && c.d.sm < 100 && c.d.cudnn >= v(9, 10, 2);
 }

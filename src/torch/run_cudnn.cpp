@@ -246,7 +246,9 @@ void put_bias(PlanKey& key, const Tensor& bias) {
   key.bias_batch = sizes(bias)[0];
   key.bias_heads = sizes(bias)[1];
   const std::int64_t all = key.seqlen_q * s[2];
-  key.bias = {.batch = key.bias_batch == 1 ? key.bias_heads * all : s[0], .head = key.bias_heads == 1 ? all : s[1], .row = s[2]};
+  key.bias = {.batch = key.bias_batch == 1 ? key.bias_heads * all : s[0],
+              .head = key.bias_heads == 1 ? all : s[1],
+              .row = s[2]};
   key.bias_type = dtype(bias) == aoti_torch_dtype_float32() ? cudnn::Type::float32 : key.type;
 }
 
@@ -468,8 +470,8 @@ ForwardResult forward_cudnn(const Arguments& a) {
   if (const OptionalTensor& dead = extras.added().dead) {
     copy(heads_first(a, result.out), masked_fill(heads_first(a, result.out), *dead, 0.0));
     if (result.lse)
-      copy(*result.lse, masked_fill(*result.lse, reshape(*dead, {sizes(*dead)[0], sizes(*dead)[1], sizes(*dead)[2]}),
-                                   -kInfinity));
+      copy(*result.lse,
+           masked_fill(*result.lse, reshape(*dead, {sizes(*dead)[0], sizes(*dead)[1], sizes(*dead)[2]}), -kInfinity));
   }
   if (keeps_nothing(a)) fill(result.out, 0.0);
   return result;
@@ -516,7 +518,8 @@ BackwardResult backward_cudnn(const Arguments& a, const BackwardInputs& in) {
   Tensor lse = in.lse;
   if (!is_as_new(a, lse)) {
     const std::int64_t* n = sizes(lse);
-    const Tensor dense = a.call.dims == Dims::thd ? transpose(empty(lse, dtype(lse), {n[1], n[0]}), 0, 1) : empty_like(lse);
+    const Tensor dense =
+        a.call.dims == Dims::thd ? transpose(empty(lse, dtype(lse), {n[1], n[0]}), 0, 1) : empty_like(lse);
     copy(dense, lse);
     lse = dense;
   }

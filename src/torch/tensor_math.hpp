@@ -50,7 +50,9 @@ inline Tensor masked_fill(const Tensor& t, const Tensor& mask, double value) {
 inline Tensor clamp(const Tensor& t, std::int64_t last) {
   return aten("aten::minimum", "", maximum(t, number(std::int64_t{0})), number(last));
 }
-inline Tensor transpose(const Tensor& t, std::int64_t a, std::int64_t b) { return aten("aten::transpose", "int", t, a, b); }
+inline Tensor transpose(const Tensor& t, std::int64_t a, std::int64_t b) {
+  return aten("aten::transpose", "int", t, a, b);
+}
 inline Tensor permute(const Tensor& t, const Sizes& order) { return aten("aten::permute", "", t, order); }
 inline Tensor reshape(const Tensor& t, const Sizes& size) { return aten("aten::reshape", "", t, size); }
 inline Tensor expand(const Tensor& t, const Sizes& size) { return aten("aten::expand", "", t, size, false); }

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that need a GPU: skipped, with the reason, where there is none. They share the bodies of tests/python/attend."""
+"""Tests that need a GPU: skipped, with the reason, where there is none. They share bodies with tests/python/attend."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def poisoned_memory() -> Iterator[None]:
+def poisoned_memory() -> None:
     """What torch's allocator hands out holds NaN, so that an element nobody wrote is seen."""
     import torch
 
@@ -40,4 +39,3 @@ def poisoned_memory() -> Iterator[None]:
         small = [torch.full((2**17,), float("nan"), device="cuda") for _ in range(8)]
         large = [torch.full((2**22,), float("nan"), device="cuda") for _ in range(4)]
         del small, large
-    yield

@@ -16,12 +16,12 @@ import cynosure
 def suited(case: Case, number: int) -> Case:
     """The nearest case that cuDNN may take."""
     dtype = case.dtype if case.dtype in ("bfloat16", "float16") else ("bfloat16", "float16")[number % 2]
-    dims = {"dqk": -(-case.dqk // 8) * 8, "dv": -(-case.dv // 8) * 8}
     lse = "returned" if case.lse == "grad" else case.lse
     # A masked weight is 0 there, and 0 times NaN is NaN: only what lies behind the lengths is never read.
     inside = case.mask or case.causal or case.window != (-1, -1)
     poison = case.poison and not inside and case.lengths != "full"
-    return replace(case, **{**dims, "dtype": dtype, "lse": lse, "softcap": 0.0, "poison": poison})
+    case = replace(case, dqk=-(-case.dqk // 8) * 8, dv=-(-case.dv // 8) * 8)
+    return replace(case, dtype=dtype, lse=lse, softcap=0.0, poison=poison)
 
 
 def ragged_memory() -> list[Case]:
@@ -35,7 +35,14 @@ def ragged_memory() -> list[Case]:
 
 
 def cases() -> list[Case]:
-    found = [*ragged_memory(), *one_at_a_time(), *edges(), *pairwise(), *random_cases(150, seed=21), *random_cases(100, 22, 300)]
+    found = [
+        *ragged_memory(),
+        *one_at_a_time(),
+        *edges(),
+        *pairwise(),
+        *random_cases(150, seed=21),
+        *random_cases(100, 22, 300),
+    ]
     return list(dict.fromkeys(suited(case, n) for n, case in enumerate(found)))
 
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users met with cuDNN (pytorch, TransformerEngine, JAX, cudnn-frontend), on this GPU: the result is right whatever
-runs, and where a known-fault row holds, cuDNN is not what runs."""
+# ruff: noqa: N802
+"""What users met with cuDNN (pytorch, TransformerEngine, JAX, cudnn-frontend), on this GPU.
+
+The result is right whatever runs, and where a known-fault row holds, cuDNN is not what runs.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ def made(*shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -
 
 def both(q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None = None, **more: Any) -> tuple[list[Tensor], str]:
     """out and gradients by what is chosen, held to `unfused`; and what was chosen."""
-    results = []
+    results, chosen = [], ""
     for backend in ("auto", "unfused"):
         with Ran() as ran:
             out = cynosure.attention(q, k, v, backend=backend, **more)
             gradient = torch.ones_like(out) if dout is None else dout
             results.append([out.detach(), *torch.autograd.grad(out, [q, k, v], gradient)])
-        chosen = ran.only if backend == "auto" else chosen  # type: ignore[has-type]
+        chosen = chosen or ran.only
     for x, y in zip(*results, strict=True):
         assert x.isfinite().all()
         assert float((x.float() - y.float()).norm()) <= 0.02 * float(y.float().norm()) + 1e-6
@@ -61,12 +64,13 @@ def test_D4_the_gradient_has_other_strides_than_the_output() -> None:
 
 
 def test_D5_lengths_that_are_no_multiple_of_128_in_three_memories() -> None:
-    for make in (
-        lambda: made(1, 24, 261, 64),
-        lambda: made(1, 261, 24, 64).detach().transpose(1, 2).requires_grad_(),
-        lambda: made(261, 1, 24, 64).detach().permute(1, 2, 0, 3).requires_grad_(),
+    for shape, order in (
+        ((1, 24, 261, 64), (0, 1, 2, 3)),
+        ((1, 261, 24, 64), (0, 2, 1, 3)),
+        ((261, 1, 24, 64), (1, 2, 0, 3)),
     ):
-        assert chosen_for(make(), make(), make(), layout="bhsd") == "cudnn"
+        q, k, v = (made(*shape).detach().permute(order).requires_grad_() for _ in range(3))
+        assert chosen_for(q, k, v, layout="bhsd") == "cudnn"
 
 
 def test_D6_a_batch_of_65536() -> None:

@@ -17,8 +17,8 @@ class Cache {
  public:
   explicit Cache(std::size_t capacity) : capacity_(capacity) {}
 
-  /// The value of a key, made by `make()` where there is none: once, however many threads ask meanwhile; they wait. What
-  /// `make` throws leaves nothing behind. `pin`: the value stays for good, and no longer counts.
+  /// The value of a key, made by `make()` where there is none: once, however many threads ask meanwhile; they wait.
+  /// What `make` throws leaves nothing behind. `pin`: the value stays for good, and no longer counts.
   template <class Make>
   [[nodiscard]] std::shared_ptr<Value> get(const Key& key, bool pin, const Make& make) {
     const std::shared_ptr<Entry> entry = entry_of(key, pin, true);

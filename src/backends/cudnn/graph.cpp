@@ -79,9 +79,7 @@ class Builder {
   [[nodiscard]] const std::array<bool, kSlots>& used() const { return used_; }
 
  private:
-  static Slot slot_of_offsets(std::size_t i) {
-    return static_cast<Slot>(static_cast<std::size_t>(Slot::ragged) + i);
-  }
+  static Slot slot_of_offsets(std::size_t i) { return static_cast<Slot>(static_cast<std::size_t>(Slot::ragged) + i); }
 
   void describe(fe::graph::Tensor_attributes& tensor, Slot slot, const Four& size, const Four& stride,
                 fe::DataType_t type) {

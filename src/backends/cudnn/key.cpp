@@ -26,12 +26,15 @@ void put_bias(PlanKey& key, const Features& f) {
   if (!bias && f.attn_mask == AttnMask::none && !f.alibi_slopes) return;
   using enum BiasShape;
   const BiasShape shape = f.bias_shape;
-  key.bias_batch = bias && (shape == b_h_s_s || shape == b_one_s_s || shape == b_h_one_s || shape == b_one_one_s) ? key.batch : 1;
-  const bool by_head = f.alibi_slopes || shape == b_h_s_s || shape == one_h_s_s || shape == b_h_one_s || shape == one_h_one_s;
+  key.bias_batch =
+      bias && (shape == b_h_s_s || shape == b_one_s_s || shape == b_h_one_s || shape == b_one_one_s) ? key.batch : 1;
+  const bool by_head =
+      f.alibi_slopes || shape == b_h_s_s || shape == one_h_s_s || shape == b_h_one_s || shape == one_h_one_s;
   key.bias_heads = by_head ? key.heads : 1;
   const std::int64_t row = (key.seqlen_k + 7) / 8 * 8;
   key.bias = {.batch = key.bias_heads * key.seqlen_q * row, .head = key.seqlen_q * row, .row = row};
-  key.bias_type = f.alibi_slopes || f.bias_float32 || (bias && f.attn_mask == AttnMask::additive) ? Type::float32 : key.type;
+  key.bias_type =
+      f.alibi_slopes || f.bias_float32 || (bias && f.attn_mask == AttnMask::additive) ? Type::float32 : key.type;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/cudnn/key.hpp: everything that an execution plan of cuDNN bakes in, as plain data. Equal bytes: the same plan.
+// backends/cudnn/key.hpp: everything that an execution plan of cuDNN bakes in, as plain data. Equal bytes: the same
+// plan.
 #pragma once
 
 #include <array>
@@ -29,13 +30,13 @@ inline constexpr std::int64_t kAlignment = 16;
 struct PlanKey {
   std::int64_t batch = 0, heads = 0, kv_heads = 0, seqlen_q = 0, seqlen_k = 0, head_dim_qk = 0, head_dim_v = 0;
   Strides q, k, v, out;
-  Strides dout, dq, dk, dv;                               ///< backward
-  std::int64_t bias_batch = 0, bias_heads = 0;            ///< 1 or full; 0: no bias. Sq and Skv are always full
-  Strides bias;                                           ///< its gradient is dense
-  std::int64_t window_left = -1, window_right = -1;       ///< as in the definition: columns beside the diagonal, -1: all
-  std::int64_t tokens_q = 0, tokens_k = 0;                ///< backward, ragged: bounds of the workspace
-  std::uint32_t scale = 0, dropout_p = 0;                 ///< bits of the floats
-  std::int32_t device = 0, sm_count = 0, cudnn = 0;       ///< cudnn: cudnnGetVersion()
+  Strides dout, dq, dk, dv;                          ///< backward
+  std::int64_t bias_batch = 0, bias_heads = 0;       ///< 1 or full; 0: no bias. Sq and Skv are always full
+  Strides bias;                                      ///< its gradient is dense
+  std::int64_t window_left = -1, window_right = -1;  ///< as in the definition: columns beside the diagonal, -1: all
+  std::int64_t tokens_q = 0, tokens_k = 0;           ///< backward, ragged: bounds of the workspace
+  std::uint32_t scale = 0, dropout_p = 0;            ///< bits of the floats
+  std::int32_t device = 0, sm_count = 0, cudnn = 0;  ///< cudnn: cudnnGetVersion()
   Type type = Type::bfloat16, bias_type = Type::float32;  ///< of q, k, v, out; of the bias
   Direction direction = Direction::forward;
   LengthKind lengths = LengthKind::full;
@@ -49,8 +50,8 @@ struct PlanKey {
 };
 static_assert(std::has_unique_object_representations_v<PlanKey>, "hashed and compared as bytes");
 
-/// The plan of a problem with dense tensors, for one direction; scale 1, dropout 0.5, and a mask that differs in nothing
-/// but rows and columns. Whoever has the tensors states what they are instead.
+/// The plan of a problem with dense tensors, for one direction; scale 1, dropout 0.5, and a mask that differs in
+/// nothing but rows and columns. Whoever has the tensors states what they are instead.
 [[nodiscard]] PlanKey key_of(const Problem& problem, Direction direction, bool deterministic);
 
 [[nodiscard]] std::size_t hash(const PlanKey& key);
@@ -58,8 +59,9 @@ struct PlanKeyHash {
   [[nodiscard]] std::size_t operator()(const PlanKey& key) const { return hash(key); }
 };
 
-/// The same mathematics in the form that needs least: a side of the window that hides nothing is dropped, and where both
-/// alignments mean the same, top left is taken. So more calls share a plan, and more are within what the library has.
+/// The same mathematics in the form that needs least: a side of the window that hides nothing is dropped, and where
+/// both alignments mean the same, top left is taken. So more calls share a plan, and more are within what the library
+/// has.
 void simplify_window(PlanKey& key);
 
 /// A bound of tokens, rounded up to three leading bits, so that batches of nearly equal size share a plan.

@@ -11,7 +11,7 @@
 namespace cynosure::cudnn {
 
 struct Library {
-  void* handle = nullptr;  ///< of libcudnn.so.9; null: not found
+  void* handle = nullptr;   ///< of libcudnn.so.9; null: not found
   std::int32_t number = 0;  ///< cudnnGetVersion()
   Version version;
   std::string why_not;

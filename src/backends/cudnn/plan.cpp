@@ -26,7 +26,8 @@ std::shared_ptr<Plan> plan_for(const PlanKey& key, Stream stream) {
   if (is_capturing(stream)) {
     if (std::shared_ptr<Plan> plan = plans().find(key, true)) return plan;
     throw std::runtime_error(
-        "cynosure: cudnn: this call needs a plan that is not built yet, and a stream that is being captured into a CUDA "
+        "cynosure: cudnn: this call needs a plan that is not built yet, and a stream that is being captured into a "
+        "CUDA "
         "graph cannot build one. Run the same call once before the capture.");
   }
   // The last plan of a thread is mostly the next one, too: then nothing is locked.

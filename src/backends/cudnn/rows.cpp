@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/cudnn/rows.cpp: launching the kernels of rows.cu.
-#include "backends/cudnn/run_rows.hpp"
-
 #include <algorithm>
 #include <array>
 #include <map>
 #include <mutex>
 
 #include "backends/cudnn/rows_ptx.hpp"
+#include "backends/cudnn/run_rows.hpp"
 
 namespace cynosure::cudnn {
 namespace {

@@ -25,7 +25,7 @@ struct RowsBefore {
   /// rows behind a length, and sequences where one side is empty.
   struct Output {
     void* values = nullptr;
-    long long row_bytes = 0;              ///< of all heads, in one piece; a multiple of 16
+    long long row_bytes = 0;                 ///< of all heads, in one piece; a multiple of 16
     long long batch_step = 0, row_step = 0;  ///< bytes
     bool of_keys = false, gradient = false;
   };

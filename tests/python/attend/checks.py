@@ -113,9 +113,7 @@ _FEW_PAIRS = 2000
 _UNIT = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12, torch.float32: 2.0**-23, torch.float64: 2.0**-50}
 
 
-def bound(
-    ref: Tensor, m: Tensor, size: Tensor, case: Case, dtype: torch.dtype, inner: float, few: int = _FEW
-) -> float:
+def bound(ref: Tensor, m: Tensor, size: Tensor, case: Case, dtype: torch.dtype, inner: float, few: int = _FEW) -> float:
     """The largest |x - ref|_2 allowed.
 
     1.5 |m - ref| and one rounding of ref to the dtype; and, for where the plain program happens to be exact, what lies
@@ -125,9 +123,7 @@ def bound(
     return 1.5 * _distance(m, ref) + _distance(ref.to(dtype), ref) + max(rounding, inner) * float(size.double().norm())
 
 
-def compare(
-    inputs: Inputs, x: Results, ref: Results, m: Results, size: Results, exact_weights: bool = True
-) -> None:
+def compare(inputs: Inputs, x: Results, ref: Results, m: Results, size: Results, exact_weights: bool = True) -> None:
     """Asserts that a backend's results lie within the bound, and that what must be exact is.
 
     exact_weights: it keeps weights in float32 between its two products.
