@@ -62,12 +62,12 @@ bool is_aligned(const void* memory) {
 /// The tensor, or a copy where its memory is not as plans take it: rows in one piece, all aligned, nothing repeated. In
 /// a ragged backward dense besides: cuDNN 9.19 finds a gradient at the offsets of its input, whatever is stated of it.
 Tensor readable(const Arguments& a, Direction direction, const Tensor& t) {
-  constexpr std::int64_t kElements = cudnn::kAlignment / 2;  // of 16 bits
+  constexpr std::int64_t elements = cudnn::kAlignment / 2;  // of 16 bits
   const std::int64_t dims = rank(t);
   const std::int64_t* n = sizes(t);
   const std::int64_t* s = strides(t);
   bool good = is_aligned(data(t)) && (s[dims - 1] == 1 || n[dims - 1] == 1);
-  for (std::int64_t i = 0; i + 1 < dims; ++i) good = good && (n[i] == 1 || (s[i] > 0 && s[i] % kElements == 0));
+  for (std::int64_t i = 0; i + 1 < dims; ++i) good = good && (n[i] == 1 || (s[i] > 0 && s[i] % elements == 0));
   if (a.call.dims == Dims::thd && direction == Direction::backward)
     good = good && (n[1] == 1 || s[1] == n[2]) && (n[0] == 1 || s[0] == n[1] * n[2]);
   if (good) return t;

@@ -246,14 +246,15 @@ auto with_cudnn_errors(const Work& work) {
   }
 }
 
-const std::vector<fe::HeurMode_t> kModes{fe::HeurMode_t::A};
+/// Which of its heuristics cuDNN orders engines by.
+std::vector<fe::HeurMode_t> modes() { return {fe::HeurMode_t::A}; }
 
 }  // namespace
 
 std::shared_ptr<Plan> build(const PlanKey& key, void* handle) {
   return with_cudnn_errors([&]() -> std::shared_ptr<Plan> {
     const Builder builder(key);
-    check(builder.graph()->build(static_cast<cudnnHandle_t>(handle), kModes), "no plan");
+    check(builder.graph()->build(static_cast<cudnnHandle_t>(handle), modes()), "no plan");
     auto plan = std::make_shared<GraphPlan>(builder);
     plan->measure();
     return plan;
@@ -269,7 +270,7 @@ std::string why_not(const PlanKey& key, const std::string& properties, int sm, b
     fe::graph::Graph& graph = *builder.graph();
     fe::error_t status = graph.validate();
     if (status.is_good()) status = graph.build_operation_graph();
-    if (status.is_good()) status = graph.create_execution_plans(kModes);
+    if (status.is_good()) status = graph.create_execution_plans(modes());
     if (status.is_good()) status = graph.check_support();
     if (status.is_good() && compile) status = graph.build_plans();
     return status.is_good() ? "" : status.get_message().empty() ? "no reason given" : status.get_message();

@@ -109,8 +109,8 @@ void simplify_window(PlanKey& key) {
 
 std::int64_t rounded_up(std::int64_t tokens) {
   if (tokens <= 256) return 256;
-  const auto low_bits = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(tokens))) - 3;
-  const std::int64_t step = std::int64_t{1} << low_bits;
+  const int low_bits = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(tokens))) - 3;
+  const auto step = static_cast<std::int64_t>(std::uint64_t{1} << static_cast<unsigned>(low_bits));
   return (tokens + step - 1) / step * step;
 }
 

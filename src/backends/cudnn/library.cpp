@@ -2,10 +2,9 @@
 // backends/cudnn/library.cpp
 #include "backends/cudnn/library.hpp"
 
-#include <map>
+#include <cstddef>
 #include <mutex>
 #include <stdexcept>
-#include <utility>
 #include <vector>
 
 #include "detect/loader.hpp"
@@ -101,8 +100,9 @@ class Handles {
   Handle& of(std::int32_t device) {
     for (Handle& handle : mine_)
       if (handle.device == device) return handle;
-    if (std::vector<Handle>& free = pool().free; true) {
+    {
       const std::lock_guard lock(pool().mutex);
+      std::vector<Handle>& free = pool().free;
       for (std::size_t i = 0; i < free.size(); ++i)
         if (free[i].device == device) {
           mine_.push_back(free[i]);

@@ -23,7 +23,7 @@ const Kernels& kernels(std::int32_t device) {
   static std::map<std::int32_t, Kernels> loaded;  // one module for each device's primary context, kept
   thread_local std::int32_t last_device = -1;
   thread_local const Kernels* last = nullptr;
-  if (last_device == device) return *last;
+  if (last != nullptr && last_device == device) return *last;
   const std::lock_guard lock(mutex);
   Kernels& found = loaded[device];
   if (found.after == nullptr) {
