@@ -17,6 +17,7 @@ from cynosure._operators import (
     DIMS,
     FORWARD_AD,
     MODES,
+    REVISION,
     TRAINING,
     apply_plain,
     draw_seed,
@@ -381,7 +382,7 @@ def runtime_options(isa: bytes | None, check: bytes | None) -> tuple[int, str | 
     """Bits of the operators' options for CYNOSURE_CPU_ISA and CYNOSURE_CHECK, or an error as text."""
     if log.wanted():  # so that compiled code is logged, too
         log.follow_ledger()
-    options = CHECK if check == b"1" else 0
+    options = REVISION | CHECK if check == b"1" else REVISION
     if isa is not None:
         from cynosure._detect import detect
 

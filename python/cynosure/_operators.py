@@ -28,6 +28,9 @@ DIMS = {"bshd": 0, "sbhd": 1, "bhsd": 2, "thd": 3}
 CAUSAL, TOP_LEFT, TRAINING, RETURN_LSE, LSE_GRAD = 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 6
 BIAS_GRAD, MASK_GRAD, SINKS_GRAD, SCALE_GIVEN, CHECK = 1 << 7, 1 << 8, 1 << 9, 1 << 10, 1 << 11
 CPU_ISA_SHIFT = 12
+# In every graph, since torch's compile caches know a graph by its arguments and not by the schema of its operators: one
+# made for other schemas must not be met again. Raised with each change of the schemas or of what a bit means.
+REVISION = 1 << 16
 
 _SEQUENCE_AXIS = (1, 0, 2, 0)
 _HEAD_AXIS = (2, 2, 1, 1)

@@ -41,7 +41,7 @@ inline constexpr std::uint32_t kMaskGrad = 1U << 8U;
 inline constexpr std::uint32_t kSinksGrad = 1U << 9U;
 inline constexpr std::uint32_t kScaleGiven = 1U << 10U;
 inline constexpr std::uint32_t kCheck = 1U << 11U;
-inline constexpr std::uint32_t kCpuIsaShift = 12;  // three bits
+inline constexpr std::uint32_t kCpuIsaShift = 12;  // three bits; from bit 16 the schemas' revision, for caches alone
 
 inline constexpr const char* kSharedSchema =
     "int options, int settings, Tensor? attn_bias, Tensor? attn_mask, Tensor? alibi_slopes, Tensor? sinks, "

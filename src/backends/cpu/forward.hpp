@@ -477,6 +477,7 @@ class ForwardTask {
   [[nodiscard]] Columns columns_of_row(Index r) const { return {scratch_.begin[r], scratch_.end[r]}; }
 
   void finish() {
+    const RowsOutput& rows = plan_.outputs->lse;
     for (Index r = 0; r < rows_.count(); ++r) {
       const Index head = rows_.head_of(r);
       const Index i = rows_.row_of(r);
@@ -494,14 +495,13 @@ class ForwardTask {
           maximum = top;
         }
         factor = rescale / sum;
-        lse = maximum + __builtin_logf(sum);
+        if (rows.data != nullptr) lse = maximum + __builtin_logf(sum);
       }
       char* out = row_of_output(i, head);
       if (factor == 0)
         store_zeros(call_.dtype, out, call_.head_dim_v);
       else
         store_row<Isa>(call_.dtype, scratch_.out + r * ld_out_, call_.head_dim_v, factor, out);
-      const RowsOutput& rows = plan_.outputs->lse;
       if (rows.data != nullptr) rows.data[number_of(rows, sequence_.q, i, head)] = lse;
     }
   }
