@@ -62,3 +62,22 @@ def machine() -> dict[str, Any]:
         "commit": commit or "unknown",
         "load": round(os.getloadavg()[0], 1),
     }
+
+
+def gpu() -> dict[str, Any]:
+    """The GPU and what drives it."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip().partition("\n")[0]
+    major, rest = divmod(torch.backends.cudnn.version() or 0, 10000)
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver or "unknown",
+        "cuda": torch.version.cuda,
+        "cudnn": f"{major}.{rest // 100}.{rest % 100}",
+    }
+
+
+def after_the_gpu() -> float:
+    """A clock that waits for the GPU first."""
+    torch.cuda.synchronize()
+    return time.perf_counter()

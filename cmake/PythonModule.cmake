@@ -12,6 +12,7 @@ nanobind_add_module(_core NB_STATIC NB_SUPPRESS_WARNINGS ${sources})
 cynosure_house_style(_core)
 # Static layers first: they use the shared library and bring no link to it of their own.
 target_link_libraries(_core PRIVATE cynosure_io cynosure_detect cynosure)
+target_compile_definitions(_core PRIVATE CYNOSURE_CUDNN_BUILT=$<TARGET_EXISTS:cynosure_backend_cudnn>)
 set_target_properties(_core PROPERTIES INSTALL_RPATH "$ORIGIN")
 install(TARGETS _core LIBRARY DESTINATION .)
 

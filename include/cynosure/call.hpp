@@ -48,7 +48,7 @@ struct Call {
   double scale = 0;                                   ///< 0 is a scale like any other
   double softcap = 0, dropout_p = 0;
   bool training = false, return_lse = false, lse_grad = false;
-  bool bias_requires_grad = false;
+  bool bias_requires_grad = false, mask_requires_grad = false;
 };
 
 enum class ErrorKind : std::uint8_t { none, value, type, no_backend };

@@ -175,7 +175,7 @@ def _fake_forward(q: Any, k: Any, v: Any, *rest: Any) -> tuple[Any, Any]:
     if not options & (TRAINING | RETURN_LSE):
         shape: tuple[Any, ...] = (0,)
     elif dims == 3:
-        shape = (heads, rows)
+        return out, q.new_empty((rows, heads), dtype=torch.float32).transpose(0, 1)
     else:
         shape = (q.shape[1 if dims == 1 else 0], heads, rows)
     return out, q.new_empty(shape, dtype=torch.float32)

@@ -23,7 +23,9 @@ def built_for(kind: str) -> list[str]:
     """The backends that this build runs on tensors of a kind of device."""
     if not OPERATORS.exists():
         return []
-    return ["cpu", "unfused"] if kind == "cpu" else ["unfused"]
+    if kind == "cpu":
+        return ["cpu", "unfused"]
+    return ["cudnn", "unfused"] if _core.CUDNN_BUILT else ["unfused"]
 
 
 class Device:

@@ -327,7 +327,7 @@ class Problem:
             softcap=softcap,
             dropout_p=dropout_p,
             attn_bias=None if attn_bias is None else tuple([1 if n == 1 else 2 for n in attn_bias.shape]),
-            bias_requires_grad=attn_bias is not None and attn_bias.requires_grad,
+            bias_requires_grad=any(t is not None and t.requires_grad for t in (attn_bias, attn_mask)),
             bias_float32=attn_bias is not None
             and str(attn_bias.dtype) == "torch.float32"
             and q.dtype != attn_bias.dtype,

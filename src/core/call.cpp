@@ -343,6 +343,8 @@ Problem problem_of(const Call& call) {
     f.bias_requires_grad = call.bias_requires_grad;
     f.bias_float32 = call.attn_bias.element == Element::float32 && call.q.element != Element::float32;
   }
+  // A mask that is added has its gradient where a bias has its own.
+  if (f.attn_mask == AttnMask::additive && call.mask_requires_grad) f.bias_requires_grad = true;
   if (call.alibi_slopes.given) {
     f.bias_type = BiasType::alibi;
     f.alibi_slopes = true;

@@ -233,22 +233,42 @@ inline constexpr auto kCudnnRows = std::tuple{
          .required = "compute capability 10.0 and cuDNN 9.21 or newer for a sliding window with FP8 attention",
          .evidence = "TE spec 1.9, stage 14; 1.15 Q15"},
         [](const auto& c) { return sliding_window(c) && fp8_attention(c) && (c.d.sm < 100 || c.d.cudnn < v(9, 21)); }),
-    row({.id = "cudnn.window_dropout",
+    row({.id = "cudnn.te_window_dropout",
          .backends = kCudnnBackends,
+         .policies = Policies::te,
          .reads = {Field::window_left, Field::window_right, Field::dropout},
          .required = "a sliding window without dropout",
          .evidence = "TE spec 1.9, stage 14",
          .te_stage = 14},
         [](const auto& c) { return sliding_window(c) && c.f.dropout; }),
-    row({.id = "cudnn.window_cross",
+    row({.id = "cudnn.window_dropout",
          .backends = kCudnnBackends,
+         .policies = Policies::fastest,
+         .reads = {Field::window_left, Field::window_right, Field::dropout, Field::dtype, Field::sm, Field::cudnn},
+         .required = "a sliding window without dropout; both in 16 bits on sm 9.x from cuDNN 9.10.2 on",
+         .evidence = "TE spec 1.9, stage 14; H200, cuDNN 9.19: right"},
+        [](const auto& c) { return sliding_window(c) && c.f.dropout && (fp8_graph(c) || !measured_cudnn(c)); }),
+    row({.id = "cudnn.te_window_cross",
+         .backends = kCudnnBackends,
+         .policies = Policies::te,
          .reads = {Field::window_left, Field::window_right, Field::seqlen_q, Field::seqlen_k},
          .required = "no more queries than keys for a sliding window",
          .evidence = "TE spec 1.9, stage 14",
          .te_stage = 14},
         [](const auto& c) { return sliding_window(c) && !c.len.q_at_most_k(); }),
-    row({.id = "cudnn.bias_gradient_111s",
+    row({.id = "cudnn.window_cross",
          .backends = kCudnnBackends,
+         .policies = Policies::fastest,
+         .reads = {Field::window_left, Field::padding, Field::seqlen_q, Field::seqlen_k, Field::sm, Field::cudnn},
+         .required = "no more queries than keys for a sliding window, unless there are valid lengths, on sm 9.x from "
+                     "cuDNN 9.10.2 on",
+         .evidence = "TE spec 1.9, stage 14; H200, cuDNN 9.19: right with valid lengths"},
+        [](const auto& c) {
+          return sliding_window(c) && !c.len.q_at_most_k() && (fp8_graph(c) || !c.f.padding || !measured_cudnn(c));
+        }),
+    row({.id = "cudnn.te_bias_gradient_111s",
+         .backends = kCudnnBackends,
+         .policies = Policies::te,
          .reads = {Field::bias_type, Field::bias_shape, Field::bias_requires_grad},
          .required = "no gradient for a bias of shape 111s",
          .evidence = "TE spec 1.9, stage 16",
@@ -280,17 +300,6 @@ inline constexpr auto kCudnnRows = std::tuple{
          .required = "lse_grad=False",
          .evidence = "cuDNN's backward takes no gradient for the statistics"},
         [](const auto& c) { return c.f.lse_grad; }),
-    row({.id = "cudnn.bias_shape",
-         .backends = kCudnnBackends,
-         .policies = Policies::fastest,
-         .reads = {Field::bias_type, Field::bias_shape},
-         .required = "a bias of shape bhss, 1hss, b1ss, 11ss or 111s",
-         .evidence = "TE spec 2.2"},
-        [](const auto& c) {
-          return c.f.bias_type == BiasType::post_scale_bias &&
-                 (c.f.bias_shape == BiasShape::b_h_one_s || c.f.bias_shape == BiasShape::one_h_one_s ||
-                  c.f.bias_shape == BiasShape::b_one_one_s);
-        }),
 };
 
 }  // namespace cynosure::rules

@@ -68,7 +68,13 @@ constexpr auto f16_mask(const auto& c) {
          (cudnn >= v(9, 5) && paged_layout(c) && plain && c.f.padding && (!c.f.causal || tl || (br && aligned64(c)))) ||
          (cudnn >= v(9, 6) && c.f.padding && br && aligned64(c) && plain) ||
          (cudnn >= v(9, 7) &&
-          (no_mask(c) || (!c.f.padding && tl) || (c.f.padding && plain) || (br && c.len.q_at_most_k())));
+          (no_mask(c) || (!c.f.padding && tl) || (c.f.padding && plain) || (br && c.len.q_at_most_k()))) ||
+         (measured_cudnn(c) && c.f.padding);
+}
+
+/// The window's right side cuts keys off, counted from the last key, so that the library has its "bottom right" mask.
+constexpr auto bottom_right_edge(const auto& c) {
+  return window_right(c) >= 0 && c.f.align == Align::bottom_right && !equal_lengths(c) && !c.len.q.equals(1);
 }
 
 constexpr bool f16_layout(const auto& c) {
@@ -93,7 +99,8 @@ constexpr auto f16_window(const auto& c) {
          (cudnn >= v(9, 6) && default_window(c)) ||
          (cudnn >= v(9, 6) && any_window && q_le_k && plain &&
           (no_mask(c) || (c.f.padding && (!c.f.causal || tl)) ||
-           (br && (c.d.sm < 100 || cudnn > v(9, 7) || c.len.q_equals_k()))));
+           (br && (c.d.sm < 100 || cudnn > v(9, 7) || c.len.q_equals_k())))) ||
+         (measured_cudnn(c) && any_window && (c.f.padding || q_le_k));
 }
 
 inline constexpr auto kCudnnF16Rows = std::tuple{
@@ -168,8 +175,9 @@ inline constexpr auto kCudnnF16Rows = std::tuple{
          .evidence = "TE spec 1.10 F",
          .te_stage = 17},
         [](const auto& c) { return !f16_mask(c); }),
-    row({.id = "cudnn_f16.padding_bias",
+    row({.id = "cudnn_f16.te_padding_bias",
          .backends = Backend::cudnn,
+         .policies = Policies::te,
          .reads = {Field::padding, Field::causal, Field::bias_type, Field::attn_mask},
          .required = "no post_scale_bias together with valid lengths, unless causal bottom_right",
          .evidence = "TE spec 1.10 G",
@@ -177,6 +185,52 @@ inline constexpr auto kCudnnF16Rows = std::tuple{
         [](const auto& c) {
           return c.d.cudnn >= v(8, 9, 6) && c.f.padding && cudnn_post_scale(c) && (!c.f.causal || strictly_top_left(c));
         }),
+    row({.id = "cudnn_f16.padding_bias",
+         .backends = Backend::cudnn,
+         .policies = Policies::fastest,
+         .reads = {Field::padding, Field::bias_type, Field::attn_mask},
+         .required = "no bias and no mask together with valid lengths",
+         .evidence = "TE spec 1.10 G; H200, cuDNN 9.19: NaN behind a length reaches the output"},
+        [](const auto& c) { return c.f.padding && cudnn_post_scale(c); }),
+    row({.id = "cudnn_f16.bottom_right_plain",
+         .backends = Backend::cudnn,
+         .policies = Policies::fastest,
+         .reads = {Field::causal, Field::align, Field::window_right, Field::bias_type, Field::attn_mask,
+                   Field::dropout},
+         .required =
+             "no bias, mask or dropout where columns are cut off to the right, aligned bottom_right, over unequal "
+             "lengths",
+         .evidence = "cudnn-frontend 1.28 refuses it"},
+        [](const auto& c) { return bottom_right_edge(c) && !no_bias_no_dropout(c); }),
+    row({.id = "cudnn_f16.bottom_right_cross",
+         .backends = Backend::cudnn,
+         .policies = Policies::fastest,
+         .reads = {Field::causal, Field::align, Field::window_right, Field::padding, Field::seqlen_q, Field::seqlen_k},
+         .required = "no more queries than keys where columns are cut off to the right, aligned bottom_right",
+         .evidence = "cudnn-frontend 1.28 refuses it"},
+        [](const auto& c) { return bottom_right_edge(c) && !c.f.padding && !c.len.q_at_most_k(); }),
+    row({.id = "cudnn_f16.one_by_one",
+         .backends = Backend::cudnn,
+         .policies = Policies::fastest,
+         .reads = {Field::training, Field::seqlen_q, Field::seqlen_k},
+         .required = "with gradients, more than one query or more than one key",
+         .evidence = "cudnn-frontend 1.28 refuses it"},
+        [](const auto& c) { return c.f.training && c.len.q.equals(1) && c.len.k.equals(1); }),
+    row({.id = "cudnn_f16.sinks_one_query",
+         .backends = Backend::cudnn,
+         .policies = Policies::fastest,
+         .reads = {Field::softmax, Field::seqlen_q},
+         .required = "more than one query for sinks",
+         .evidence = "cudnn-frontend 1.28 refuses it"},
+        [](const auto& c) { return !vanilla(c) && c.len.q.equals(1); }),
+    row({.id = "cudnn_f16.sinks_dropout",
+         .backends = Backend::cudnn,
+         .policies = Policies::fastest,
+         .reads = {Field::softmax, Field::dropout, Field::training},
+         .required = "with gradients, not sinks and dropout together",
+         .evidence =
+             "H200, cuDNN 9.19.0: the gradient of the sinks comes out times 1 - dropout_p; other versions unknown"},
+        [](const auto& c) { return c.f.training && !vanilla(c) && c.f.dropout; }),
     row({.id = "cudnn_f16.layout",
          .backends = Backend::cudnn,
          .reads = {Field::layout, Field::sm, Field::cudnn, Field::heads, Field::kv_heads},

@@ -91,6 +91,12 @@ constexpr auto aligned64(const auto& c) {
   return c.len.q_at_most_k() && c.len.q.multiple_of(64) && c.len.k.multiple_of(64);
 }
 
+/// Where cuDNN was seen to be right beyond what TransformerEngine asks of it: on an H200 with 9.19, by the releases
+/// that cudnn-frontend 1.28 names.
+constexpr bool measured_cudnn(const auto& c) {
+  return !c.te && c.d.sm >= 90 && c.d.sm < 100 && c.d.cudnn >= v(9, 10, 2);
+}
+
 // ---- bias and softmax -------------------------------------------------------------------------------------------
 constexpr bool vanilla(const auto& c) { return c.f.softmax == Softmax::vanilla; }
 /// ALiBi with slopes reaches cuDNN as a bias after scaling; so does a dense mask, except under `te`, which refuses it.

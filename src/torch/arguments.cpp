@@ -9,6 +9,7 @@
 
 #include "detect/cpu.hpp"
 #include "detect/cuda.hpp"
+#include "torch/backend.hpp"
 
 namespace cynosure::torch_abi {
 namespace {
@@ -99,8 +100,9 @@ void check_lengths(Arguments& a) {
 }
 
 std::uint16_t built(DeviceKind kind) {
-  const BackendSet set =
-      kind == DeviceKind::cpu ? BackendSet{Backend::cpu, Backend::unfused} : BackendSet{Backend::unfused};
+  BackendSet set{Backend::unfused};
+  if (kind == DeviceKind::cpu) set = set | BackendSet{Backend::cpu};
+  if (kind == DeviceKind::cuda && cudnn_is_built()) set = set | BackendSet{Backend::cudnn};
   return static_cast<std::uint16_t>(set.bits());
 }
 
@@ -118,6 +120,7 @@ Device device_of(const Arguments& a) {
   static const detect::FoundGpus found = detect::find_gpus();
   device.kind = DeviceKind::cuda;
   device.built = built(DeviceKind::cuda);
+  device.cudnn = cudnn_version();
   const auto index = static_cast<std::size_t>(a.call.q.device_index);
   if (index < found.gpus.size()) {
     device.sm = static_cast<std::uint16_t>(found.gpus[index].sm);
@@ -180,7 +183,7 @@ void read(Arguments& a, StableIValue* tensors, StableIValue* shared, Shared give
   c.return_lse = (options & kReturnLse) != 0;
   c.lse_grad = (options & kLseGrad) != 0;
   c.bias_requires_grad = (options & kBiasGrad) != 0;
-  a.mask_requires_grad = (options & kMaskGrad) != 0;
+  a.mask_requires_grad = c.mask_requires_grad = (options & kMaskGrad) != 0;
   a.sinks_requires_grad = (options & kSinksGrad) != 0;
   a.check_values = (options & kCheck) != 0;
   a.cpu_isa = static_cast<std::uint8_t>((options >> kCpuIsaShift) & 7U);

@@ -26,12 +26,18 @@ struct BackwardResult {
 [[nodiscard]] Tensor new_out(const Arguments& arguments);
 /// The same for a gradient of `like` (q, k or v).
 [[nodiscard]] Tensor new_like(const Arguments& arguments, const Tensor& like);
-/// Float32 [B, H, Sq], thd: [H, T]; nothing where nobody wants it.
+/// Float32 [B, H, Sq], thd: [H, T] (in memory [T, H], as fused kernels have it); nothing where nobody wants it.
 [[nodiscard]] OptionalTensor new_lse(const Arguments& arguments);
 
 [[nodiscard]] ForwardResult forward_cpu(const Arguments& arguments);
 [[nodiscard]] BackwardResult backward_cpu(const Arguments& arguments, const BackwardInputs& inputs);
 [[nodiscard]] ForwardResult forward_unfused(const Arguments& arguments);
 [[nodiscard]] BackwardResult backward_unfused(const Arguments& arguments, const BackwardInputs& inputs);
+
+[[nodiscard]] ForwardResult forward_cudnn(const Arguments& arguments);
+[[nodiscard]] BackwardResult backward_cudnn(const Arguments& arguments, const BackwardInputs& inputs);
+/// Whether this build has the code of `cudnn`, and the cuDNN of this process: not installed where there is none.
+[[nodiscard]] bool cudnn_is_built();
+[[nodiscard]] Version cudnn_version();
 
 }  // namespace cynosure::torch_abi

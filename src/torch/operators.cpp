@@ -57,7 +57,14 @@ StableIValue give(const OptionalTensor& tensor) { return torch::stable::detail::
 
 ForwardResult run(const Arguments& a) {
   const NoGrad guard;
-  return decide(a, false) == Backend::cpu ? forward_cpu(a) : forward_unfused(a);
+  switch (decide(a, false)) {
+    case Backend::cpu:
+      return forward_cpu(a);
+    case Backend::cudnn:
+      return forward_cudnn(a);
+    default:
+      return forward_unfused(a);
+  }
 }
 
 template <Shared kShared>
@@ -100,7 +107,14 @@ void check_saved(const Arguments& a, const BackwardInputs& in) {
 BackwardResult run(const Arguments& a, const BackwardInputs& in) {
   check_saved(a, in);
   const NoGrad guard;
-  return decide(a, true) == Backend::cpu ? backward_cpu(a, in) : backward_unfused(a, in);
+  switch (decide(a, true)) {
+    case Backend::cpu:
+      return backward_cpu(a, in);
+    case Backend::cudnn:
+      return backward_cudnn(a, in);
+    default:
+      return backward_unfused(a, in);
+  }
 }
 
 void backward(StableIValue* stack, std::uint64_t /*arguments*/, std::uint64_t /*results*/) {
@@ -164,7 +178,11 @@ Tensor new_like(const Arguments& a, const Tensor& like) {
 OptionalTensor new_lse(const Arguments& a) {
   if (!a.call.training && !a.call.return_lse) return std::nullopt;
   const std::int32_t type = aoti_torch_dtype_float32();
-  if (a.call.dims == Dims::thd) return empty(a.q, type, {a.sizes.heads, rows_of(a, a.q)});
+  if (a.call.dims == Dims::thd) {
+    const std::array size{a.sizes.heads, rows_of(a, a.q)};
+    const std::array stride{std::int64_t{1}, std::max<std::int64_t>(a.sizes.heads, 1)};
+    return empty(a.q, type, size.data(), stride.data(), 2);
+  }
   return empty(a.q, type, {a.sizes.batch, a.sizes.heads, rows_of(a, a.q)});
 }
 
