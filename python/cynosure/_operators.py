@@ -30,7 +30,7 @@ BIAS_GRAD, MASK_GRAD, SINKS_GRAD, SCALE_GIVEN, CHECK = 1 << 7, 1 << 8, 1 << 9, 1
 CPU_ISA_SHIFT = 12
 # In every graph, since torch's compile caches know a graph by its arguments and not by the schema of its operators: one
 # made for other schemas must not be met again. Raised with each change of the schemas or of what a bit means.
-REVISION = 1 << 16
+REVISION = 2 << 16
 
 _SEQUENCE_AXIS = (1, 0, 2, 0)
 _HEAD_AXIS = (2, 2, 1, 1)
