@@ -128,7 +128,6 @@ def attention(  # noqa: D417  # pairs of arguments share a line
         and softcap == 0.0
         and type(dropout_p) is float
         and dropout_p == 0.0
-        and backend == "auto"
         and align == "bottom_right"
         and type(q) is Tensor
         and type(k) is Tensor
@@ -138,6 +137,8 @@ def attention(  # noqa: D417  # pairs of arguments share a line
     ):
         plain_word: Any = _core.plain_word(ENVIRONMENT, _tracing.added_faults, MODES, FORWARD_AD)
         if plain_word is not None:
+            if backend != "auto":
+                plain_word = _word_for(plain_word, backend, None)
             options = _DENSE[layout][causal]
             try:
                 if is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):

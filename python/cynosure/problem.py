@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from numbers import Number
 from operator import index
 from typing import Any
 
@@ -106,7 +107,7 @@ def _field(key: bytes, name: str) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "device") and hasattr(value, "requires_grad")  # scalars of numpy have a device, too
+    return hasattr(value, "device") and hasattr(value, "dtype") and not isinstance(value, Number)  # as numpy's are
 
 
 def _check_arguments(*, causal: Any, softcap: Any, dropout_p: Any, window_size: Any, **integers: Any) -> None:
