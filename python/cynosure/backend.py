@@ -28,21 +28,20 @@ class Contract:
 BackendArgument = Union[str, Backend, "list[str | Backend]", "tuple[str | Backend, ...]", Contract]
 
 
+_ALL = tuple(Backend.__members__)  # once, outside of traced code: torch 2.11 does not trace the look-up
+
+
 def _names(kind: str, backends: tuple[Any, ...]) -> tuple[str, ...]:
     names = []
     for backend in backends:
         name = backend.name if isinstance(backend, Backend) else backend
-        if not isinstance(name, str) or name not in Backend.__members__:
-            raise ValueError(
-                f"backend: got {backend!r} in {kind}(...), expected one of {', '.join(Backend.__members__)}"
-            )
+        if not isinstance(name, str) or name not in _ALL:
+            raise ValueError(f"backend: got {backend!r} in {kind}(...), expected one of {', '.join(_ALL)}")
         if name in names:
             raise ValueError(f"backend: {kind}(...) names {name!r} twice")
         names.append(name)
     if not names:
-        raise ValueError(
-            f"backend: {kind}() names no backend, expected one or more of {', '.join(Backend.__members__)}"
-        )
+        raise ValueError(f"backend: {kind}() names no backend, expected one or more of {', '.join(_ALL)}")
     return tuple(names)
 
 
