@@ -219,3 +219,10 @@ def test_compiled_code_tells_of_a_mask_with_holes(compiled: Any) -> None:
     holes = torch.tensor([[False] * 5, [True, False, False, False, False]])[:, None, None, :]
     with pytest.raises((RuntimeError, ValueError), match="seqlens_q: got -1 for sequence 1, expected 0 to 5"):
         compiled(module)(X, X, X, attention_mask=holes)
+
+
+def test_one_mask_for_unequal_lengths_is_refused_in_traced_code_too() -> None:
+    module = DotProductAttention(4, 8, qkv_format="bshd", attn_mask_type="padding")
+    run = torch.compile(module, backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="attention_mask: got one mask, expected a pair, because lengths 5 and 4"):
+        run(X, X[:, :4], X[:, :4], attention_mask=HOLES & False)
