@@ -177,7 +177,9 @@ void problem_changes(const Facts& facts, Field field, std::vector<Change>& chang
       add("no gaps between sequences", [](Features& g, Lengths&) { g.pad_between_seqs = false; });
       break;
     case Field::dtype:
-      for (const DType dtype : {DType::bfloat16, DType::float32})
+      // The nearest first: from 64 bits to 32.
+      for (const DType dtype : {f.dtype == DType::float64 ? DType::float32 : DType::bfloat16,
+                                f.dtype == DType::float64 ? DType::bfloat16 : DType::float32})
         add(std::string(kDTypeNames[static_cast<std::size_t>(dtype)]),
             [dtype](Features& g, Lengths&) { g.dtype = dtype; });
       break;
