@@ -162,7 +162,7 @@ class _Way:
         def placement(dim: int | None) -> Any:
             return Replicate() if dim is None else Shard(dim)
 
-        attn_bias, attn_mask, alibi_slopes, sinks, seqlens_q, seqlens_k, dropout_seed = full(rest)[TERMS]
+        attn_bias, attn_mask, alibi_slopes, sinks, seqlens_q, seqlens_k, dropout_seed = rest[TERMS]
         options = rest[0]
 
         def term(t: Any) -> Any:
@@ -195,7 +195,7 @@ class _Way:
             by(seqlens_k, (0, None)),
             by(dropout_seed, (None, None)),
         ]
-        self.rest = [None, None, *terms, *[None] * len(rest[NUMBERS])][: len(rest)]
+        self.rest = [None, None, *terms, *[None] * len(rest[NUMBERS])]
         self.term_grads = [
             grad(attn_bias, BIAS_GRAD, bias),
             grad(attn_mask, MASK_GRAD, mask),
@@ -206,7 +206,7 @@ class _Way:
 def _ways(query: Any, key: Any, rest: Any) -> list[_Way]:
     """Replicated; by sequences; by heads. Which pairs dropout keeps hangs on both: with it, replicated."""
     ways = [_Way(rest, None, None, None, None)]
-    dropout_p, options = full(rest)[-1], rest[0]
+    dropout_p, options = rest[-1], rest[0]
     if dropout_p > 0:
         return ways
     layout = _LAYOUTS[options & 3]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from cynosure._operators import DIMS, _library, draw_seed, full, raw_backward, raw_forward
+from cynosure._operators import DIMS, _library, draw_seed, raw_backward, raw_forward
 
 _DIMS = 0x3  # bits of the options that hold the layout
 _RAGGED_DIM = {DIMS["bshd"]: 1, DIMS["bhsd"]: 2}
@@ -56,7 +56,7 @@ def _draw_seed(cls: Any, operator: Any, types: Any, args: Any, kwargs: Any) -> A
 
 def ragged_rest(q: Any, k: Any, v: Any, rest: Any) -> Any:
     """The shared arguments as "thd" takes them."""
-    rest = list(full(rest))
+    rest = list(rest)
     dims = rest[0] & _DIMS
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not t.is_nested:

@@ -112,20 +112,20 @@ def _check(
     v: Any,
     options: int,
     settings: int,
-    attn_bias: Any = None,
-    attn_mask: Any = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    seqlens_q: Any = None,
-    seqlens_k: Any = None,
-    dropout_seed: Any = None,
-    max_seqlen_q: Any = -1,
-    max_seqlen_k: Any = -1,
-    window_left: int = -1,
-    window_right: int = -1,
-    scale: Any = 1.0,
-    softcap: Any = 0.0,
-    dropout_p: Any = 0.0,
+    attn_bias: Any,
+    attn_mask: Any,
+    alibi_slopes: Any,
+    sinks: Any,
+    seqlens_q: Any,
+    seqlens_k: Any,
+    dropout_seed: Any,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
+    window_left: int,
+    window_right: int,
+    scale: Any,
+    softcap: Any,
+    dropout_p: Any,
 ) -> None:
     tensors = (q, k, v, attn_bias, attn_mask, alibi_slopes, sinks, seqlens_q, seqlens_k, dropout_seed)
 
@@ -160,7 +160,7 @@ def _dense(like: Any, dims: int, rows: Any, heads: Any, width: Any) -> Any:
 
 @torch.library.register_fake("cynosure::attention_forward.output")  # type: ignore[untyped-decorator]
 def _fake_output(q: Any, k: Any, v: Any, *rest: Any) -> Any:
-    _check(q, k, v, *rest)
+    _check(q, k, v, *full(rest))
     dims = rest[0] & 3
     return _dense(q, dims, q.shape[_SEQUENCE_AXIS[dims]], q.shape[_HEAD_AXIS[dims]], v.shape[-1])
 
@@ -185,8 +185,9 @@ def _fake_forward(q: Any, k: Any, v: Any, *rest: Any) -> tuple[Any, Any]:
 def _fake_backward(
     grad_out: Any, grad_lse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any
 ) -> tuple[Any, ...]:
+    rest = full(rest)
     _check(q, k, v, *rest)
-    attn_bias, attn_mask, _, sinks = full(rest)[TERMS][:4]
+    attn_bias, attn_mask, _, sinks = rest[TERMS][:4]
     options = rest[0]
     dims = options & 3
     s, h = _SEQUENCE_AXIS[dims], _HEAD_AXIS[dims]
@@ -221,7 +222,7 @@ DEFAULTS = (None, None, None, None, None, None, None, -1, -1, -1, -1, 1.0, 0.0, 
 
 
 def full(rest: Any) -> tuple[Any, ...]:
-    """All shared arguments."""
+    """All shared arguments, also of a plain call."""
     return (*rest, *DEFAULTS[len(rest) - 2 :])
 
 
@@ -394,7 +395,6 @@ def run(q: Any, k: Any, v: Any, rest: tuple[Any, ...]) -> tuple[Any, Any]:
 
 def run_again(error: RuntimeError, q: Any, k: Any, v: Any, rest: tuple[Any, ...]) -> tuple[Any, Any]:
     """A second try where DTensor did not know what it needs; otherwise raises the error with its type."""
-    rest = full(rest)
     q, k, v, *tensors = _known_to_dtensor(error, q, k, v, *rest[TERMS])
     try:
         return _run(q, k, v, (*rest[:2], *tensors, *rest[NUMBERS]))

@@ -29,7 +29,6 @@ from cynosure._operators import (
     SINKS_GRAD,
     TERMS,
     TOP_LEFT,
-    full,
     raw_forward,
     transforms_active,
 )
@@ -47,7 +46,6 @@ def backward(
 ) -> tuple[Any, ...]:
     """(dq, dk, dv, dbias, dmask, dsinks) of a call of the raw forward; None: of grad_out and grad_lse, zeros."""
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
-    rest = full(rest)
     if q.is_nested:
         return _of_nested(q, k, v, out, lse, rest, grad_out, grad_lse)
     saved, numbers = (q, k, v, *rest[TERMS]), (*rest[NUMBERS], *rest[:2])

@@ -130,7 +130,7 @@ def scaled_dot_product_attention(
 def _with_terms(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, options: int, word: int
 ) -> Tensor:
-    """A plain call but for its mask, its scale or its kind of tensors."""
+    """A plain call but for its mask or its scale."""
     terms: Any = (None, None)
     if mask is not None:
         if mask.dim() < 4:
