@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Candidates, after_the_gpu, gpu, interleaved, machine
+from measure import Candidates, after_the_gpu, both_ways, compiled_candidates, gpu, interleaved, machine
 from torch.nn.attention import SDPBackend
 from torch.nn.attention.varlen import varlen_attn
 
@@ -34,10 +33,6 @@ def switched_to(backend: SDPBackend) -> None:
     torch.backends.cuda.enable_flash_sdp(backend == SDPBackend.FLASH_ATTENTION)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_math_sdp(False)
-
-
-def both_ways(function: Callable[..., Any], inputs: list[Any], gradient: Any) -> Callable[[], Any]:
-    return lambda: torch.autograd.grad(function(*inputs), inputs, gradient)
 
 
 def candidates(compiled: bool) -> dict[str, Candidates]:
@@ -85,17 +80,7 @@ def candidates(compiled: bool) -> dict[str, Candidates]:
         },
     }
     if compiled:
-        their, our = (torch.compile(f, fullgraph=True, dynamic=True) for f in (theirs, ours))
-        result["compiled forward"] = {
-            "sdpa": lambda: their(*plain),
-            "again": lambda: their(*plain),
-            "attention": lambda: our(*base),
-        }
-        result["compiled forward + backward"] = {
-            "sdpa": both_ways(their, plain_grad, out.transpose(1, 2)),
-            "again": both_ways(their, plain_grad, out.transpose(1, 2)),
-            "attention": both_ways(our, grad, out),
-        }
+        result |= compiled_candidates(theirs, ours, (plain, plain_grad, out.transpose(1, 2)), (base, grad, out))
     return result
 
 

@@ -12,21 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Candidates, interleaved, machine
+from measure import Candidates, both_ways, compiled_candidates, interleaved, machine
 
 import cynosure
 from cynosure._operators import CAUSAL, plain_output
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
-
-
-def both_ways(function: Callable[..., Any], inputs: list[Any], gradient: Any) -> Callable[[], Any]:
-    return lambda: torch.autograd.grad(function(*inputs), inputs, gradient)
 
 
 def candidates(compiled: bool) -> dict[str, Candidates]:
@@ -77,17 +72,7 @@ def candidates(compiled: bool) -> dict[str, Candidates]:
         },
     }
     if compiled:
-        their, our = (torch.compile(f, fullgraph=True, dynamic=True) for f in (theirs, ours))
-        result["compiled forward"] = {
-            "sdpa": lambda: their(*plain),
-            "again": lambda: their(*plain),
-            "attention": lambda: our(*base),
-        }
-        result["compiled forward + backward"] = {
-            "sdpa": both_ways(their, plain_grad, out.transpose(1, 2)),
-            "again": both_ways(their, plain_grad, out.transpose(1, 2)),
-            "attention": both_ways(our, grad, out),
-        }
+        result |= compiled_candidates(theirs, ours, (plain, plain_grad, out.transpose(1, 2)), (base, grad, out))
     return result
 
 

@@ -40,6 +40,30 @@ def interleaved(
     return seconds
 
 
+def both_ways(function: Callable[..., Any], inputs: list[Any], gradient: Any) -> Callable[[], Any]:
+    """A call, and the gradients of its inputs."""
+    return lambda: torch.autograd.grad(function(*inputs), inputs, gradient)
+
+
+def compiled_candidates(
+    theirs: Callable[..., Any], ours: Callable[..., Any], of_theirs: tuple[Any, ...], of_ours: tuple[Any, ...]
+) -> dict[str, Candidates]:
+    """Both compiled for any length. The tuples: inputs, inputs that want a gradient, the gradient that comes in."""
+    their, our = (torch.compile(f, fullgraph=True, dynamic=True) for f in (theirs, ours))
+    return {
+        "compiled forward": {
+            "sdpa": lambda: their(*of_theirs[0]),
+            "again": lambda: their(*of_theirs[0]),
+            "attention": lambda: our(*of_ours[0]),
+        },
+        "compiled forward + backward": {
+            "sdpa": both_ways(their, *of_theirs[1:]),
+            "again": both_ways(their, *of_theirs[1:]),
+            "attention": both_ways(our, *of_ours[1:]),
+        },
+    }
+
+
 def ratio(seconds: dict[str, list[float]], peer: str, ours: str) -> float:
     """The peer's time over ours: the median over rounds, which a disturbed round does not move."""
     return statistics.median([theirs / mine for theirs, mine in zip(seconds[peer], seconds[ours], strict=True)])
