@@ -18,10 +18,8 @@ from cynosure._operators import (
     FORWARD_AD,
     MODES,
     REVISION,
-    TRAINING,
-    apply_plain,
     draw_seed,
-    plain_output,
+    plain,
     rest_of,
     run,
     seed_of_call,
@@ -36,7 +34,6 @@ from cynosure.settings import eager_now, traced_word, word_over
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 is_grad_enabled = torch.is_grad_enabled
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-_output = plain_output._op  # what the operator's __call__ calls
 _no_limits = (-1, -1)
 _DENSE = {name: (DIMS[name], DIMS[name] | CAUSAL) for name in ("bshd", "sbhd", "bhsd")}  # options, by `causal`
 
@@ -141,9 +138,7 @@ def attention(  # noqa: D417  # pairs of arguments share a line
                 plain_word = _word_for(plain_word, backend, None)
             options = _DENSE[layout][causal]
             try:
-                if is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-                    return apply_plain(q, k, v, (options | TRAINING, plain_word))
-                return _output(q, k, v, options, plain_word)
+                return plain(q, k, v, options, plain_word)
             except (AttributeError, TypeError, RuntimeError) as refused:
                 _refused(refused, q, k, v)
     dims = DIMS.get(layout) if isinstance(layout, str) else None

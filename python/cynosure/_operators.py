@@ -13,7 +13,9 @@ Importing this module imports torch.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+import sysconfig
 from typing import Any, NoReturn
 
 import torch
@@ -287,16 +289,7 @@ class PlainAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Any) -> Any:
         """The raw backward, or as in Attention."""
-        _counted()
-        q, k, v, out, lse = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            grads = _differentiable_backward(q, k, v, out, lse, full(ctx.rest), grad_out, None)
-            return grads[0], grads[1], grads[2], None
-        try:
-            dq, dk, dv = plain_backward._op(grad_out, q, k, v, out, lse, *ctx.rest)
-        except RuntimeError as error:
-            typed(error)
-        return dq, dk, dv, None
+        return *_plain_backward(grad_out, *ctx.saved_tensors, *ctx.rest), None
 
 
 def _differentiable_backward(
@@ -310,6 +303,50 @@ def _differentiable_backward(
 
 # Function.apply without its Python part, which looks for functorch's transforms: those take another way (_transforms).
 apply_plain = super(torch.autograd.Function, PlainAttention).apply
+_output = plain_output._op  # what the operator's __call__ calls
+
+
+def plain(q: Any, k: Any, v: Any, options: int, settings: int) -> Any:
+    """A plain call, differentiated where that is wanted: out. For tensors of torch's own type."""
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return apply_plain(q, k, v, (options | TRAINING, settings))
+    return _output(q, k, v, options, settings)
+
+
+def _eager_module() -> Any:
+    """The module _eager, where this build has it for just this torch and Python; otherwise None."""
+    torch_version = torch.__version__.split("+")[0]
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    path = OPERATORS.with_name(f"_eager_torch{torch_version}{suffix}")
+    if not path.exists():
+        return None
+    spec = importlib.util.spec_from_file_location("cynosure._eager", path)
+    if spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _plain_backward(
+    grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, options: int, settings: int
+) -> tuple[Any, Any, Any]:
+    """What _eager does not do in C++: PlainAttention.backward."""
+    _counted()
+    if torch.is_grad_enabled():
+        dq, dk, dv, *_ = _differentiable_backward(q, k, v, out, lse, full((options, settings)), grad_out, None)
+    else:
+        try:
+            dq, dk, dv = plain_backward._op(grad_out, q, k, v, out, lse, options, settings)
+        except RuntimeError as error:
+            typed(error)
+    return dq, dk, dv
+
+
+eager = _eager_module()
+if eager is not None:
+    eager.register(plain, _plain_backward)
+    plain = eager.attention
 
 
 def rest_of(

@@ -24,10 +24,8 @@ from cynosure._operators import (
     MODES,
     SCALE_GIVEN,
     TOP_LEFT,
-    TRAINING,
-    apply_plain,
     draw_seed,
-    plain_output,
+    plain,
     rest_of,
     run,
     seed_of_call,
@@ -42,8 +40,6 @@ from cynosure.settings import _word_with, eager_now
 _BHSD = DIMS["bhsd"]
 _CAUSAL = _BHSD | CAUSAL | TOP_LEFT
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-_is_grad_enabled = torch.is_grad_enabled
-_output = plain_output._op  # what the operator's __call__ calls
 _flash_enabled = torch._C._get_flash_sdp_enabled
 _math_enabled = torch._C._get_math_sdp_enabled
 _cudnn_enabled = torch._C._get_cudnn_sdp_enabled
@@ -113,12 +109,7 @@ def scaled_dot_product_attention(
             options = _CAUSAL if is_causal else _BHSD
             if scale is not None or attn_mask is not None:
                 return _with_terms(query, key, value, attn_mask, scale, options, word)
-            out: Tensor
-            if _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-                out = apply_plain(query, key, value, (options | TRAINING, word))
-            else:
-                out = _output(query, key, value, options, word)
-            return out
+            return plain(query, key, value, options, word)  # type: ignore[no-any-return]
         except (RuntimeError, ValueError, TypeError) as error:
             if not _needs_a_closer_look(error):
                 raise
