@@ -39,7 +39,7 @@ class Layer:
 
 PUBLIC = "include/cynosure"
 CORE, RULES, POLICIES = "src/core", "src/rules", "src/policies"
-IO, DETECT, TORCH, PYTHON = "src/io", "src/detect", "src/torch", "src/python"
+IO, DETECT, TORCH, EAGER, PYTHON = "src/io", "src/detect", "src/torch", "src/eager", "src/python"
 BACKENDS = "src/backends"  # itself: the interface. src/backends/<name>: one backend each
 BACKEND = "src/backends/*"
 
@@ -59,6 +59,7 @@ LAYERS: dict[str, Layer] = {
         (PUBLIC, CORE, RULES, POLICIES, IO, DETECT, BACKENDS), external=r"(?!torch/|ATen/|c10/|nanobind/).*"
     ),
     TORCH: Layer((PUBLIC, CORE, RULES, POLICIES, IO, DETECT, BACKENDS, BACKEND), external=r"torch/.*|dlfcn\.h"),
+    EAGER: Layer(external=r"(ATen|torch)/.*|Python\.h"),
     PYTHON: Layer((PUBLIC, CORE, RULES, POLICIES, IO, DETECT), external=r"nanobind/.*|Python\.h"),
 }
 
