@@ -306,7 +306,7 @@ apply_plain = super(torch.autograd.Function, PlainAttention).apply
 _output = plain_output._op  # what the operator's __call__ calls
 
 
-def plain(q: Any, k: Any, v: Any, options: int, settings: int) -> Any:
+def _plain_in_python(q: Any, k: Any, v: Any, options: int, settings: int) -> Any:
     """A plain call, differentiated where that is wanted: out. For tensors of torch's own type."""
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return apply_plain(q, k, v, (options | TRAINING, settings))
@@ -345,8 +345,8 @@ def _plain_backward(
 
 eager = _eager_module()
 if eager is not None:
-    eager.register(plain, _plain_backward)
-    plain = eager.attention
+    eager.register(_plain_in_python, _plain_backward)
+plain = _plain_in_python if eager is None else eager.attention
 
 
 def rest_of(
