@@ -178,6 +178,16 @@ inline constexpr auto kFlash2Rows = std::tuple{
          .required = "equal head dims of q, k and v",
          .evidence = "torch's sdp_utils: check_head_dim_size_flash"},
         [](const auto& c) { return c.f.head_dim_qk != c.f.head_dim_v; }),
+    row({.id = "aten_flash.window_cross",
+         .backends = Backend::aten_flash,
+         .policies = Policies::fastest,
+         .reads = {Field::causal, Field::window_left, Field::window_right, Field::seqlen_q, Field::seqlen_k},
+         .required = "a right edge of 0, no window, or no more queries than keys",
+         .evidence = "FlashAttention 2 takes an edge that is open or farther than the longest keys for one that is "
+                     "Skv away (flash_api.cpp), which cuts off keys of the first rows where Sq > Skv + 1"},
+        [](const auto& c) {
+          return (window_right(c) > 0 || (window_left(c) != -1 && window_right(c) == -1)) && !c.len.q_at_most_k();
+        }),
     row({.id = "aten_flash.backward_head_dim_arch",
          .backends = Backend::aten_flash,
          .policies = Policies::fastest,
