@@ -37,11 +37,11 @@ struct Forward {
   Tensor out, lse;
 };
 Forward flash_forward(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& starts_q,
-                      const OptionalTensor& starts_k, const Terms& t, const OptionalTensor& alibi_slopes) {
+                      const OptionalTensor& starts_k, const Terms& t) {
   const Stack stack =
       call("aten::_flash_attention_forward", q, k, v, starts_q, starts_k, t.most_q, t.most_k, 0.0 /*dropout_p*/,
            t.causal, false /*return_debug_mask*/, std::optional<double>(t.scale), std::optional<std::int64_t>(t.left),
-           std::optional<std::int64_t>(t.right), std::nullopt /*seqused_k*/, alibi_slopes);
+           std::optional<std::int64_t>(t.right), std::nullopt /*seqused_k*/, std::nullopt /*alibi_slopes*/);
   // The other three are about dropout; which of them hold the seed has changed between versions.
   for (const std::size_t i : {2U, 3U, 4U}) static_cast<void>(taken(stack[i]));
   return {.out = taken(stack[0]), .lse = taken(stack[1])};
@@ -147,8 +147,6 @@ Terms terms_of(const Arguments& a) {
     t.most_q = std::max<std::int64_t>(std::min(t.most_q, sizes(a.q)[0]), 2);
     t.most_k = std::min(t.most_k, sizes(a.k)[0]);
   }
-  // Their causal kernel adds slope * j for ALiBi, which shifts the LSE. A window that leaves out nothing avoids it.
-  if (a.alibi_slopes && t.causal && t.left < 0) t.left = t.most_k - 1;
   // Far windows, too: what reaches beyond every key is none, and no number of 32 bits is passed.
   if (t.left >= t.most_k + t.most_q) t.left = -1;
   if (t.right >= t.most_k + t.most_q) t.right = -1;
@@ -174,10 +172,7 @@ ForwardResult forward_aten_flash(const Arguments& a) {
   const Terms terms = terms_of(a);
   const Sequences queries = sequences_of(a, a.seqlens_q, a.q, terms.most_q);
   const Sequences keys = sequences_of(a, a.seqlens_k, a.k, terms.most_k);
-  OptionalTensor slopes;
-  if (a.alibi_slopes) slopes = to(rows_in_one_piece(*a.alibi_slopes), aoti_torch_dtype_float32());
-  const Forward found =
-      flash_forward(signed_q(a), input(a, a.k), input(a, a.v), queries.starts, keys.starts, terms, slopes);
+  const Forward found = flash_forward(signed_q(a), input(a, a.k), input(a, a.v), queries.starts, keys.starts, terms);
   if (queries.outside) clear(found.out, *queries.outside, 0.0);
   ForwardResult result{.out = output(a, found.out, &new_out_like, a.q), .lse = {}};
   if (!a.call.training && !a.call.return_lse) return result;
