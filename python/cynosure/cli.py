@@ -365,6 +365,9 @@ def _add_demo(commands: Any) -> None:
     command.add_argument("--out", type=Path, metavar="FOLDER", help="write loss.svg and ledger.json there")
     command.add_argument("--quiet", action="store_true", help="print nothing unless something does not hold")
     command.add_argument("--no-color", action="store_true", help="plain text")
+    command.add_argument(
+        "--device", choices=("cpu", "cuda"), help="where to train (default: a GPU where torch has one)"
+    )
 
 
 def _run_demo(args: argparse.Namespace) -> int:
@@ -372,9 +375,30 @@ def _run_demo(args: argparse.Namespace) -> int:
 
     if not 0 < args.seconds <= 86400:
         raise UsageError(f"--seconds: got {args.seconds:g}, expected more than 0 and at most 86400")
+    if args.device == "cuda" and not args.explain:
+        _need_gpu()
     return demo.run(
-        demo.Options(args.explain, args.seconds, args.seed, args.out, quiet=args.quiet, color=not args.no_color)
+        demo.Options(
+            args.explain,
+            args.seconds,
+            args.seed,
+            args.out,
+            quiet=args.quiet,
+            color=not args.no_color,
+            device=args.device,
+        )
     )
+
+
+def _need_gpu() -> None:
+    from cynosure._demo.stage import torch_is_there
+
+    if torch_is_there():
+        import torch
+
+        if torch.cuda.is_available():
+            return
+    raise UsageError("--device: got cuda, but there is no CUDA device that torch can use; cpu works everywhere")
 
 
 def _run_bench(args: argparse.Namespace) -> int:

@@ -39,6 +39,7 @@ class Options:
     out: Path | None = None
     quiet: bool = False
     color: bool = True
+    device: str | None = None  # "cpu" or "cuda"; None: a GPU where torch has one
 
 
 def run(options: Options) -> int:
@@ -105,7 +106,10 @@ class MainJob:
     """The parts around the training run, which comes first."""
 
     def __init__(self, console: Console, options: Options) -> None:
+        import torch
+
         self.console, self.options = console, options
+        self.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._corpus: Corpus | None = None
         self._run: Run | None = None
         self._ledger: Ledger | None = None
@@ -119,7 +123,7 @@ class MainJob:
             ("A variable, set and unset again in mid-run", self.flip),
             ("The ledger: every decision of the run", self.ledger),
             ("Time against torch SDPA, forward and backward", self.time),
-            ("Why not cuDNN?", self.refused),
+            *((("Why not cuDNN?", self.refused),) if self.device == "cpu" else ()),
             ("Try next", self.hints),
         )
 
@@ -146,7 +150,7 @@ class MainJob:
             "Each function is a sequence. A batch is 4 to 12 of them, one after the other, without padding (thd).",
             "dim",
         )
-        training = Training(corpus, self.options.seconds, self.options.seed)
+        training = Training(corpus, self.options.seconds, self.options.seed, device=self.device)
         self._progress(training)
         run = training.run
         import cynosure
@@ -264,6 +268,8 @@ class MainJob:
             f"with CYNOSURE_BACKEND={FLIPPED_TO} the ledger counts {run.phases[1].calls}",
         )
         claim(calls[0] == calls[2] and FLIPPED_TO not in calls[0], f"after it was unset the ledger counts {calls[2]}")
+        if self.device == "cuda":
+            claim(calls[0] == {"cudnn"}, f"the ledger counts {calls[0]}, expected cudnn alone")
         new = [phase.frames for phase in run.phases[1:]]
         claim(new == [1, 0], f"{new[0]} and {new[1]} new graphs after setting and unsetting, expected 1 and 0")
 
@@ -283,9 +289,10 @@ class MainJob:
 
         run = self.result
         widest = max(run.batches, key=lambda batch: batch.tokens.numel())
-        yield _contest_table(comparison.contests(widest, SECONDS_A_CONTEST))
+        yield _contest_table(comparison.contests(widest, SECONDS_A_CONTEST, self.device))
+        dtype = "float32" if self.device == "cpu" else "bfloat16"
         yield text(
-            "Medians of interleaved eager calls, float32. Over 1: cynosure is faster.",
+            f"Medians of interleaved eager calls, {dtype}. Over 1: cynosure is faster.",
             "dim",
         )
 

@@ -25,7 +25,7 @@ def built_for(kind: str) -> list[str]:
         return []
     if kind == "cpu":
         return ["cpu", "unfused"]
-    return ["cudnn", "unfused"] if _core.CUDNN_BUILT else ["unfused"]
+    return [*(["cudnn"] if _core.CUDNN_BUILT else []), "aten_flash", "unfused"]
 
 
 class Device:

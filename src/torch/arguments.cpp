@@ -102,8 +102,16 @@ void check_lengths(Arguments& a) {
 std::uint16_t built(DeviceKind kind) {
   BackendSet set{Backend::unfused};
   if (kind == DeviceKind::cpu) set = set | BackendSet{Backend::cpu};
+  if (kind == DeviceKind::cuda) set = set | BackendSet{Backend::aten_flash};
   if (kind == DeviceKind::cuda && cudnn_is_built()) set = set | BackendSet{Backend::cudnn};
   return static_cast<std::uint16_t>(set.bits());
+}
+
+/// Of the torch in this process: a byte each for major, minor and patch, from the top.
+Version torch_version() {
+  const std::uint64_t word = aoti_torch_abi_version();
+  return {static_cast<unsigned>(word >> 56U), static_cast<unsigned>((word >> 48U) & 0xffU),
+          static_cast<unsigned>((word >> 40U) & 0xffU)};
 }
 
 Device device_of(const Arguments& a) {
@@ -121,6 +129,7 @@ Device device_of(const Arguments& a) {
   device.kind = DeviceKind::cuda;
   device.built = built(DeviceKind::cuda);
   device.cudnn = cudnn_version();
+  device.torch = torch_version();
   const auto index = static_cast<std::size_t>(a.call.q.device_index);
   if (index < found.gpus.size()) {
     device.sm = static_cast<std::uint16_t>(found.gpus[index].sm);

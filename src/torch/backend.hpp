@@ -34,6 +34,9 @@ struct BackwardResult {
 [[nodiscard]] ForwardResult forward_unfused(const Arguments& arguments);
 [[nodiscard]] BackwardResult backward_unfused(const Arguments& arguments, const BackwardInputs& inputs);
 
+[[nodiscard]] ForwardResult forward_aten_flash(const Arguments& arguments);
+[[nodiscard]] BackwardResult backward_aten_flash(const Arguments& arguments, const BackwardInputs& inputs);
+
 [[nodiscard]] ForwardResult forward_cudnn(const Arguments& arguments);
 [[nodiscard]] BackwardResult backward_cudnn(const Arguments& arguments, const BackwardInputs& inputs);
 /// Whether this build has the code of `cudnn`, and the cuDNN of this process: not installed where there is none.

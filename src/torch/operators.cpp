@@ -62,6 +62,8 @@ ForwardResult run(const Arguments& a) {
       return forward_cpu(a);
     case Backend::cudnn:
       return forward_cudnn(a);
+    case Backend::aten_flash:
+      return forward_aten_flash(a);
     default:
       return forward_unfused(a);
   }
@@ -112,6 +114,8 @@ BackwardResult run(const Arguments& a, const BackwardInputs& in) {
       return backward_cpu(a, in);
     case Backend::cudnn:
       return backward_cudnn(a, in);
+    case Backend::aten_flash:
+      return backward_aten_flash(a, in);
     default:
       return backward_unfused(a, in);
   }

@@ -9,6 +9,7 @@
 #include "backends/cudnn/run_rows.hpp"
 #include "detect/loader.hpp"
 #include "torch/backend.hpp"
+#include "torch/cuda_call.hpp"
 #include "torch/tensor_math.hpp"
 
 namespace cynosure::torch_abi {
@@ -34,24 +35,6 @@ cudnn::Stream current_stream(std::int32_t device) {
   ok(get(device, &stream), "the current stream");
   return stream;
 }
-
-/// Makes a device the current one while it lives.
-class OnDevice {
- public:
-  explicit OnDevice(std::int32_t device) {
-    std::int32_t current = -1;
-    ok(aoti_torch_get_current_device_index(&current), "the current device");
-    if (current != device) ok(aoti_torch_create_device_guard(device, &guard_), "another device");
-  }
-  ~OnDevice() {
-    if (guard_ != nullptr) aoti_torch_delete_device_guard(guard_);
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  DeviceGuardHandle guard_ = nullptr;
-};
 
 // --- tensors as cuDNN reads them
 
@@ -100,18 +83,12 @@ std::int64_t bound(const Arguments& a, std::int64_t length, const Tensor& tokens
   return a.call.dims == Dims::thd ? std::min(length, sizes(tokens)[0]) : length;
 }
 
-/// cuDNN multiplies masked scores, which are -inf, with the scale: NaN unless it is positive. So its sign goes into q.
-double sign_of_scale(const Arguments& a) { return a.scale > 0 ? 1.0 : a.scale < 0 ? -1.0 : 0.0; }
-float size_of_scale(const Arguments& a) { return a.scale == 0 ? 1.0F : static_cast<float>(std::abs(a.scale)); }
 Tensor signed_q(const Arguments& a, Direction direction) {
   const double sign = sign_of_scale(a);
   return readable(a, direction, sign > 0 ? a.q : mul(a.q, number(sign)));
 }
 
 bool keeps_nothing(const Arguments& a) { return a.call.dropout_p >= 1; }
-bool nothing_to_do(const Arguments& a) {
-  return a.q.numel() == 0 || a.k.numel() == 0 || a.sizes.batch == 0 || a.sizes.seqlen_q == 0 || a.sizes.seqlen_k == 0;
-}
 
 /// Of ragged tensors, as if all sequences had the longest length: cuDNN derives what it loads at once from them.
 void set_batch_strides(PlanKey& key) {
@@ -134,7 +111,7 @@ PlanKey key_for(const Arguments& a, Direction direction, const Tensor& q, const 
   if (key.lengths == LengthKind::ragged) set_batch_strides(key);
   key.bias_batch = key.bias_heads = 0;
   key.bias = {};
-  key.scale = std::bit_cast<std::uint32_t>(size_of_scale(a));
+  key.scale = std::bit_cast<std::uint32_t>(static_cast<float>(size_of_scale(a)));
   key.dropout_p = std::bit_cast<std::uint32_t>(keeps_nothing(a) ? 0.0F : static_cast<float>(a.call.dropout_p));
   key.device = a.call.q.device_index;
   key.sm_count = a.device.sm_count;

@@ -291,6 +291,7 @@ TEST_P(EveryFault, ExcludesWhatWouldElseRun) {
        }},
       {"fault.cudnn_ragged_sink_backward", [](Problem& p, Device&) { p.features.padding = true; }},
       {"fault.aten_flash_batch_65536", [](Problem&, Device& d) { d.cudnn = Version(); }},
+      {"fault.aten_flash_heads_65536", [](Problem&, Device& d) { d.cudnn = Version(); }},
   };
   Problem problem = problem_of(fault);
   Device device = device_of(fault);
@@ -318,7 +319,9 @@ TEST(Faults, OwnEveryReport) {
       {"D4", {}},
       {"D5", {"fault.cudnn_graph_128", "fault.cudnn_graph_128_any_layout"}},
       {"D6", {"fault.cudnn_batch_65536"}},
-      {"D7", {"fault.aten_flash_batch_65536", "fault.flash2_batch_65536", "fault.flash2_heads_65536"}},
+      {"D7",
+       {"fault.aten_flash_batch_65536", "fault.aten_flash_heads_65536", "fault.flash2_batch_65536",
+        "fault.flash2_heads_65536"}},
       {"D8", {"fault.cudnn_9_14_0_window", "fault.cudnn_9_14_0_window_padding_causal", "fault.cudnn_graph_128"}},
       {"D9", {"fault.cudnn_sm120_ragged_backward"}},
       {"D10", {"fault.cudnn_ragged_sink_backward"}},

@@ -14,10 +14,10 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 import cynosure
 from cynosure._demo.model import HEAD_DIM, HEADS
 from cynosure._demo.stage import claim
-from cynosure._demo.text import Batch
+from cynosure._demo.text import LONGEST, Batch
 from cynosure._demo.training import Counted
 
-TOLERANCE = 1e-4
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 _MANY = 64  # graphs that torch may compile for one function here, so that we can count them
 
 
@@ -38,7 +38,8 @@ def one_by_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[
 
 def ragged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor) -> torch.Tensor:
     """[T, H, D], one call."""
-    out: torch.Tensor = cynosure.attention(q, k, v, layout="thd", causal=True, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    most = {} if q.device.type == "cpu" else {"max_seqlen_q": LONGEST, "max_seqlen_k": LONGEST}
+    out: torch.Tensor = cynosure.attention(q, k, v, layout="thd", causal=True, cu_seqlens_q=cu, cu_seqlens_k=cu, **most)
     return out
 
 
@@ -90,6 +91,8 @@ def _with_gradients(function: Callable[..., torch.Tensor], *tensors: torch.Tenso
 
     def run() -> None:
         function(*leaves).sum().backward()
+        if leaves[0].device.type != "cpu":
+            torch.cuda.synchronize()
 
     return run
 
@@ -110,13 +113,18 @@ def interleaved(what: str, contestants: dict[str, Callable[[], None]], seconds: 
     return Contest(what, medians.pop(ours), medians, len(times[ours]))
 
 
-def contests(batch: Batch, seconds: float) -> list[Contest]:
+def contests(batch: Batch, seconds: float, device: str = "cpu") -> list[Contest]:
     """A batch of the run, equal lengths, and one long sequence; the first checks that results agree."""
-    lengths, cu = batch.lengths, batch.cu_seqlens
-    q, k, v = flat = [torch.randn(sum(lengths), HEADS, HEAD_DIM) for _ in range(3)]
+    lengths, cu = batch.lengths, batch.cu_seqlens.to(device)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+
+    def made(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device, dtype=dtype)
+
+    q, k, v = flat = [made(sum(lengths), HEADS, HEAD_DIM) for _ in range(3)]
     with torch.no_grad():
         difference = (ragged(q, k, v, cu) - one_by_one(q, k, v, lengths)).abs().max().item()
-    claim(difference <= TOLERANCE, f"results differ from SDPA's by {difference:.1e}")
+    claim(difference <= TOLERANCE[dtype], f"results differ from SDPA's by {difference:.1e}")
     filled = [
         torch.stack([pad(part, (0, 0, 0, 0, 0, max(lengths) - len(part))) for part in t.split(lengths)])
         .transpose(1, 2)
@@ -135,7 +143,7 @@ def contests(batch: Batch, seconds: float) -> list[Contest]:
         )
     ]
     for shape in ((8, HEADS, 256, HEAD_DIM), (1, 8, 2048, 64)):
-        equal = [torch.randn(shape) for _ in range(3)]
+        equal = [made(*shape) for _ in range(3)]
         found.append(
             interleaved(
                 f"{shape[0]} of {shape[2]}, {shape[1]} heads of {shape[3]}",

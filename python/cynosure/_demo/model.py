@@ -16,8 +16,9 @@ WIDTH = HEADS * HEAD_DIM
 class Layer(torch.nn.Module):
     """Attention and a feed-forward network."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int | None) -> None:
         super().__init__()
+        self.longest = longest
         self.attention_norm = torch.nn.RMSNorm(WIDTH)
         self.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.join = torch.nn.Linear(WIDTH, WIDTH, bias=False)
@@ -28,20 +29,25 @@ class Layer(torch.nn.Module):
     def forward(self, x: torch.Tensor, cu: torch.Tensor) -> torch.Tensor:
         """[T, WIDTH] -> [T, WIDTH]."""
         q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, HEADS, HEAD_DIM)).unbind(1)
-        out = cynosure.attention(q, k, v, layout="thd", causal=True, cu_seqlens_q=cu, cu_seqlens_k=cu)
+        more = {} if self.longest is None else {"max_seqlen_q": self.longest, "max_seqlen_k": self.longest}
+        out = cynosure.attention(q, k, v, layout="thd", causal=True, cu_seqlens_q=cu, cu_seqlens_k=cu, **more)
         x = x + self.join(out.flatten(-2))
         result: torch.Tensor = x + self.down(gelu(self.up(self.mlp_norm(x))))
         return result
 
 
 class LanguageModel(torch.nn.Module):
-    """Bytes in, the loss of predicting the next ones out."""
+    """Bytes in, the loss of predicting the next ones out.
 
-    def __init__(self) -> None:
+    longest: bound of a sequence's length. Lengths on a GPU are not read by the host, so it has to be stated there, or
+    the number of tokens is the bound.
+    """
+
+    def __init__(self, longest: int | None = None) -> None:
         super().__init__()
         self.tokens = torch.nn.Embedding(VOCABULARY, WIDTH)
         self.positions = torch.nn.Embedding(LONGEST, WIDTH)
-        self.layers = torch.nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.layers = torch.nn.ModuleList(Layer(longest) for _ in range(LAYERS))
         self.norm = torch.nn.RMSNorm(WIDTH)
         self.head = torch.nn.Linear(WIDTH, VOCABULARY, bias=False)
 

@@ -59,9 +59,9 @@ class Batch:
         found: list[int] = self.cu_seqlens.diff().tolist()
         return found
 
-    def inputs(self) -> tuple[torch.Tensor, ...]:
+    def inputs(self, device: str = "cpu") -> tuple[torch.Tensor, ...]:
         """The model's arguments; torch is told that their sizes vary, so that the first graph serves all."""
-        tensors = (self.tokens, self.positions, self.cu_seqlens, self.targets)
+        tensors = tuple(t.to(device) for t in (self.tokens, self.positions, self.cu_seqlens, self.targets))
         for tensor in tensors:
             torch._dynamo.mark_dynamic(tensor, 0)
         return tensors

@@ -16,6 +16,7 @@ import torch
 
 import cynosure
 from cynosure._demo import model as models
+from cynosure._demo import text as texts
 from cynosure._demo.stage import set_variable
 from cynosure._demo.text import Batch, Corpus, draw
 
@@ -88,13 +89,15 @@ def calls() -> dict[str, tuple[int, int]]:
 class Training:
     """Steps of one compiled model; each tells how far it is."""
 
-    def __init__(self, corpus: Corpus, seconds: float, seed: int, name: str | None = None) -> None:
+    def __init__(self, corpus: Corpus, seconds: float, seed: int, name: str | None = None, device: str = "cpu") -> None:
         torch.manual_seed(seed)
+        self.device = device
         self.corpus, self.limit = corpus, seconds
         self.run = Run(name or compiler())
         self._random = random.Random(seed)
         self._counted = Counted(self.run.compiler)
-        self._model = models.LanguageModel()
+        longest = None if device == "cpu" else texts.LONGEST
+        self._model = models.LanguageModel(longest).to(device)
         self.run.parameters = sum(p.numel() for p in self._model.parameters())
         self._compiled = torch.compile(self._model, fullgraph=True, backend=self._counted)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=2e-3)
@@ -136,10 +139,12 @@ class Training:
     def _step(self) -> None:
         batch = draw(self.corpus.train, self._random)
         start, frames = time.perf_counter(), self._counted.frames
-        loss = self._compiled(*batch.inputs())
+        loss = self._loss(batch)
         loss.backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
+        if self.device != "cpu":
+            torch.cuda.synchronize()
         took = time.perf_counter() - start
         if self._counted.frames > frames:
             self.run.compiling += took
@@ -149,11 +154,17 @@ class Training:
         self.run.losses.append(loss.item())
         self.run.batches.append(batch)
 
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        """By the graph; on a GPU in bfloat16, as far as autocast has it."""
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
+            loss: torch.Tensor = self._compiled(*batch.inputs(self.device))
+        return loss
+
     def _examine(self, batch: Batch) -> float:
         """The loss on text that is not trained on, by the same graph."""
         start = time.perf_counter()
         frames = self._counted.frames
-        loss: float = self._compiled(*batch.inputs()).item()
+        loss: float = self._loss(batch).item()
         if self._counted.frames > frames:
             self.run.compiling += time.perf_counter() - start
         return loss

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend `aten_flash` in its surroundings: CUDA graphs, torch.compile, hostile lengths, no waiting, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from checks import Ran
+from torch import Tensor
+
+import cynosure
+
+
+def tensors(*shape: int, grad: bool = False, device: str = "cuda") -> list[Tensor]:
+    return [torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=grad) for _ in range(3)]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Any:
+    return cynosure.attention(q, k, v, **{"backend": "aten_flash", **more})
+
+
+def close(x: Tensor, y: Tensor) -> bool:
+    return float((x.float() - y.float()).norm()) <= 0.01 * float(y.float().norm())
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, device="cuda", dtype=torch.int32)
+
+
+def both_ways(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> list[Tensor]:
+    out = attend(q, k, v, **more)
+    return [out, *torch.autograd.grad(out, [q, k, v], torch.ones_like(out))]
+
+
+def test_the_variable_forces_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CYNOSURE_BACKEND", "aten_flash")
+    q, k, v = tensors(2, 100, 4, 64, grad=True)
+    with Ran() as ran:
+        cynosure.attention(q, k, v, causal=True).sum().backward()
+    assert ran.only == "aten_flash"
+
+
+def test_it_runs_next_after_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVTE_FUSED_ATTN", "0")
+    q, k, v = tensors(2, 100, 4, 64)
+    with Ran() as ran:
+        cynosure.attention(q, k, v, causal=True)
+    assert ran.only == "aten_flash"
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"dropout_p": 0.1}, "flash2.dropout_seed"),
+        ({"softcap": 5.0}, "aten_flash.softcap"),
+        ({"align": "top_left", "causal": True}, "flash.top_left"),
+        ({"window_size": (3, -1)}, "aten_flash.window_cross"),
+        ({"return_lse": True, "lse_grad": True}, "flash.lse_grad"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_with_the_rule(more: dict[str, Any], why: str) -> None:
+    q, k, v = (torch.randn(2, s, 4, 64, device="cuda", dtype=torch.bfloat16) for s in (64, 32, 32))
+    with pytest.raises(cynosure.NoBackendError):
+        attend(q, k, v, **more)
+    reasons = cynosure.explain(q, k, v, backend="aten_flash", **more).decision.reasons[cynosure.Backend.aten_flash]
+    assert why in {reason.rule for reason in reasons}
+
+
+@pytest.mark.parametrize("layout", ["bshd", "thd"])
+def test_a_captured_forward_and_backward_replays_with_new_inputs(layout: str) -> None:
+    more: dict[str, Any] = {"causal": True, "layout": layout}
+    shape: tuple[int, ...] = (2, 100, 4, 64)
+    if layout == "thd":
+        shape = (200, 4, 64)
+        more |= {"cu_seqlens_q": ints(0, 60, 190), "cu_seqlens_k": ints(0, 60, 190)}
+    q, k, v = tensors(*shape, grad=True)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        both_ways(q, k, v, **more)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        found = both_ways(q, k, v, **more)
+    with torch.no_grad():
+        for x in (q, k, v):
+            x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.cuda.synchronize()
+    for x, y in zip(found, both_ways(q, k, v, **more), strict=True):
+        assert close(x, y)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "sbhd", "bhsd", "thd"])
+def test_compiled_calls_are_eager_ones(layout: str) -> None:
+    def model(q: Tensor, k: Tensor, v: Tensor, cu: Tensor | None) -> Any:
+        more = {} if cu is None else {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 192, "max_seqlen_k": 192}
+        return attend(q * 1.5, k, v, causal=True, layout=layout, **more)
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    for length in (64, 96):
+        shapes = {"bshd": (2, length, 4, 64), "sbhd": (length, 2, 4, 64), "bhsd": (2, 4, length, 64)}
+        q, k, v = tensors(*shapes.get(layout, (2 * length, 4, 64)), grad=True)
+        cu = ints(0, length // 2, 2 * length - 20) if layout == "thd" else None
+        results = []
+        for function in (model, compiled):
+            out = function(q, k, v, cu)
+            results.append([out, *torch.autograd.grad(out, [q, k, v], torch.ones_like(out))])
+        for eager, traced in zip(*results, strict=True):
+            assert close(traced, eager)
+            assert traced.stride() == eager.stride()
+
+
+@pytest.mark.skipif("torch.cuda.device_count() < 2", reason="one GPU")
+def test_tensors_on_another_device_than_the_current() -> None:
+    q, k, v = tensors(2, 64, 4, 64, grad=True, device="cuda:1")
+    out, *gradients = both_ways(q, k, v, causal=True)
+    assert out.device == q.device
+    assert close(out, cynosure.attention(q, k, v, causal=True, backend="unfused"))
+    assert all(x.isfinite().all() for x in gradients)
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize("cu", [(0, 500, 3), (0, -7, 90), (50, 20, 2**31 - 1), (-(2**31), 64, 128), (0, 0, 0)])
+def test_hostile_lengths_stay_in_bounds(cu: tuple[int, ...]) -> None:
+    whole = tensors(384, 4, 64, grad=True)
+    q, k, v = (x[128:256] for x in whole)
+    starts = ints(*cu)
+    more = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 128, "max_seqlen_k": 128}
+    out = attend(q, k, v, layout="thd", causal=True, **more)
+    gradients = torch.autograd.grad(out, whole, torch.ones_like(out))
+    torch.cuda.synchronize()
+    assert out.isfinite().all()
+    for gradient in gradients:
+        assert gradient.isfinite().all()
+        assert not gradient[:128].any()
+        assert not gradient[256:].any()
+
+
+def test_sequences_longer_than_stated_leave_nothing_unwritten() -> None:
+    q, k, v = tensors(256, 4, 64, grad=True)
+    cu = ints(0, 200, 256)
+    more = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 100, "max_seqlen_k": 100}
+    for x in both_ways(q, k, v, layout="thd", **more):
+        assert x.isfinite().all()
+
+
+def test_nothing_waits_for_the_device() -> None:
+    q, k, v = tensors(256, 4, 64, grad=True)
+    cu = ints(0, 100, 256)
+    more = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 156, "max_seqlen_k": 156}
+    both_ways(q, k, v, layout="thd", causal=True, **more)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        both_ways(q, k, v, layout="thd", causal=True, **more)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_lengths_of_one_query_with_grouped_heads_and_an_empty_sequence() -> None:
+    """torch takes the number of tokens for that of sequences there, unless it is led around."""
+    q = torch.randn(2, 8, 64, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(90, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    more = {"cu_seqlens_q": ints(0, 1, 1, 2), "cu_seqlens_k": ints(0, 40, 60, 90)}
+    most = {"max_seqlen_q": 1, "max_seqlen_k": 40, "layout": "thd"}
+    out = attend(q, k, v, **more, **most)
+    assert close(out, attend(q, k, v, **more, **most, backend="unfused"))
+
+
+def test_a_batch_of_65536_goes_elsewhere() -> None:
+    q, k, v = (torch.randn(65536, 2, 1, 8, device="cuda", dtype=torch.float16) for _ in range(3))
+    with pytest.raises(cynosure.NoBackendError):
+        attend(q, k, v)
+    with Ran() as ran:
+        out = cynosure.attention(q, k, v)
+    assert ran.only not in ("aten_flash", "cudnn")
+    assert out.isfinite().all()
