@@ -491,7 +491,9 @@ void with_row_tiles(const BackwardPlan& plan, Index task, const Function& functi
 template <class Isa>
 void finish_row_tiles(const BackwardPlan& plan, const Sequence& sequence, Index head, Index block,
                       const RowTiles& tiles) {
-  finish_rows<Isa>(plan, sequence, head, block, RowTile{.dq = tiles.dq});
+  RowTile rows{};
+  rows.dq = tiles.dq;
+  finish_rows<Isa>(plan, sequence, head, block, rows);
 }
 
 template <class Isa>
