@@ -352,13 +352,13 @@ class TileSplitTask {
   /// function(x, exp(scale s - lse)) for each vector.
   template <class Function>
   static void for_exponentials(const Row& row, const float* s, const Function& function) {
+    const Float scale = Isa::set(row.scale * kLog2E);
+    const Float shift = Isa::set(-row.lse * kLog2E);
     for_vectors<Isa>(row.begin, row.end, [&](Index x, auto together) {
       constexpr int count = decltype(together)::value;
       Float p[count];
       for (int i = 0; i < count; ++i)
-        p[i] = Isa::min(Isa::set(88.0F),
-                        Isa::fma(Isa::load(s + x + i * Isa::kLanes), Isa::set(row.scale), Isa::set(-row.lse)));
-      exp_each<Isa>(p);
+        p[i] = Isa::exp2(Isa::min(Isa::set(126.0F), Isa::fma(Isa::load(s + x + i * Isa::kLanes), scale, shift)));
       for (int i = 0; i < count; ++i) function(x + i * Isa::kLanes, p[i]);
     });
   }

@@ -6,8 +6,8 @@
 // first-level cache between the unit and the vectors.
 //
 // The exponentials refer to a running maximum that follows the true one only when it would be exceeded by more than
-// kSlack: probabilities are then at most exp(kSlack), which neither bfloat16 nor the float32 sums mind, and the output
-// is rescaled in the first blocks only.
+// kSlack: probabilities are then at most 2^kSlack, which neither bfloat16 nor the float32 sums mind, and the output is
+// rescaled in the first blocks only. Exponents are of 2: the factor log2(e) is part of the scale.
 #pragma once
 
 #include "backends/cpu/forward.hpp"
@@ -17,7 +17,8 @@ namespace cynosure::cpu {
 namespace {
 
 constexpr Index kStrip = 2 * kTileRows;
-constexpr float kSlack = 8;
+constexpr float kSlack = 12;
+constexpr float kLog2E = 1.44269504F;
 
 /// A packed block of keys.
 struct KeyTiles {
@@ -217,6 +218,7 @@ class TileForwardTask {
     const Index end = round_up(columns.end, lanes);
     for (Index x = begin; x < columns.begin; ++x) s[x] = -kInfinity;
     for (Index x = columns.end; x < end; ++x) s[x] = -kInfinity;
+    scale *= kLog2E;
     refer(r, largest(s, begin, end) * scale);
     const float reference = scratch_.reference[r];
     const Float shift = Isa::set(reference == -kInfinity ? 0.0F : -reference);
@@ -228,8 +230,7 @@ class TileForwardTask {
     for_vectors<Isa>(begin, end, [&](Index x, auto together) {
       constexpr int count = decltype(together)::value;
       Float e[count];
-      for (int i = 0; i < count; ++i) e[i] = Isa::fma(Isa::load(s + x + i * lanes), factor, shift);
-      exp_each<Isa>(e);
+      for (int i = 0; i < count; ++i) e[i] = Isa::exp2(Isa::fma(Isa::load(s + x + i * lanes), factor, shift));
       for (int i = 0; i < count; ++i) {
         total = Isa::add(total, e[i]);
         if (call_.dropout.probability > 0) e[i] = Isa::mul(e[i], Isa::load(scratch_.keep + x + i * lanes));
@@ -259,7 +260,7 @@ class TileForwardTask {
     if (!(maximum > before + kSlack)) return;
     scratch_.reference[r] = maximum;
     if (before == -kInfinity && scratch_.sum[r] == 0) return;
-    const float rescale = __builtin_expf(before - maximum);
+    const float rescale = __builtin_exp2f(before - maximum);
     scratch_.sum[r] *= rescale;
     float* out = scratch_.out + r * ld_out_;
     for (Index x = 0; x < call_.head_dim_v; x += Isa::kLanes)
@@ -272,7 +273,7 @@ class TileForwardTask {
 
   void finish() {
     for (Index r = 0; r < rows_.count(); ++r)
-      finish_row<Isa>(plan_, sequence_, rows_.head_of(r), rows_.row_of(r), scratch_.reference[r], scratch_.sum[r],
+      finish_row<Isa>(plan_, sequence_, rows_.head_of(r), rows_.row_of(r), scratch_.reference[r] / kLog2E, scratch_.sum[r],
                       scratch_.out + r * ld_out_);
   }
 

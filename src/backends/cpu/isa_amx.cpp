@@ -47,6 +47,18 @@ struct Amx : Avx512 {
     }
   };
 
+  /// 2^x to a relative 1e-7: 2^floor(x) times a polynomial in the rest, minimax for the relative error on [0, 1]. The
+  /// instructions take care of -inf, of what underflows and of NaN.
+  static Float exp2(Float x) {
+    constexpr int floor_quietly = 9;
+    const Float r = _mm512_reduce_ps(x, floor_quietly);
+    Float q = fma(set(0.00187757669F), r, set(0.00898933969F));
+    q = fma(q, r, set(0.0558263175F));
+    q = fma(q, r, set(0.240153611F));
+    q = fma(q, r, set(0.693153083F));
+    q = fma(q, r, set(0.99999994F));
+    return _mm512_scalef_ps(q, x);
+  }
   static void round_to_bfloat16(void* to, Float x) {
     const __m256i y = std::bit_cast<__m256i>(_mm512_cvtneps_pbh(x));
     _mm256_storeu_si256(static_cast<__m256i*>(to), y);

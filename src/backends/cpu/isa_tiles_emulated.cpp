@@ -47,6 +47,10 @@ struct EmulatedTiles : Portable {
     std::uint32_t tile_[8][16][16];
   };
 
+  static Float exp2(Float x) {
+    for (int i = 0; i < kLanes; ++i) x[i] = __builtin_exp2f(x[i]);
+    return x;
+  }
   static void round_to_bfloat16(void* to, Float x) { store_bfloat16(to, x); }
   static void interleave(const void* even, const void* odd, void* to) {
     std::uint16_t low[kLanes];
