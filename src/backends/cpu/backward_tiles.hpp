@@ -158,6 +158,7 @@ class TileSplitTask {
     if (call_.dropout.probability > 0)
       dropout_ = dropout_key(call_.dropout.probability, call_.dropout.seed, call_.dropout.offset);
     plain_ = scaled_late(call_);
+    changed_ = call_.dropout.probability > 0 || call_.softcap != 0;
   }
 
   void run() {
@@ -331,12 +332,15 @@ class TileSplitTask {
     }
     for (Index x = row.begin; x < columns.begin; ++x) s[x] = -kInfinity;
     for (Index x = columns.end; x < row.end; ++x) s[x] = -kInfinity;
-    if (sequence_.begin(i) >= keys_.first && sequence_.end(i) <= keys_.first + keys_.count)
-      differentiate_whole(row, r, s, g, p, ds);
+    const bool whole = sequence_.begin(i) >= keys_.first && sequence_.end(i) <= keys_.first + keys_.count;
+    if (whole && changed_)
+      differentiate_whole<true>(row, r, s, g, p, ds);
+    else if (whole)
+      differentiate_whole<false>(row, r, s, g, p, ds);
+    else if (changed_)
+      differentiate_part<true>(row, r, s, g, p, ds);
     else
-      for_exponentials(row, s, [&](Index x, Float e) {
-        store_pair(x, e, Isa::sub(kept(g, x), Isa::set(tiles_.delta[r])), p, ds);
-      });
+      differentiate_part<false>(row, r, s, g, p, ds);
     for (Half* to : {p, ds}) {
       clear(to, strip.begin, row.begin);
       clear(to, row.end, strip.end);
@@ -363,38 +367,54 @@ class TileSplitTask {
     });
   }
 
+  /// kChanged: dropout or a cap.
+
   /// dp, through dropout.
+  template <bool kChanged>
   [[nodiscard]] Float kept(const float* g, Index x) const {
     const Float dp = Isa::load(g + x);
-    if (call_.dropout.probability <= 0) return dp;
+    if (!kChanged || call_.dropout.probability <= 0) return dp;
     const Float keep = Isa::load(scratch_.keep + x);
     return Isa::select(Isa::is_zero(keep), keep, Isa::mul(dp, keep));
   }
 
   /// `change`: dp - delta.
+  template <bool kChanged>
   void store_pair(Index x, Float e, Float change, Half* p, Half* ds) const {
     Float gradient = Isa::mul(e, change);
-    if (call_.softcap != 0) gradient = Isa::mul(gradient, Isa::load(scratch_.cap + x));
+    if (kChanged && call_.softcap != 0) gradient = Isa::mul(gradient, Isa::load(scratch_.cap + x));
     Isa::round_to_bfloat16(ds + x, Isa::select(Isa::is_zero(e), e, gradient));
-    Isa::round_to_bfloat16(p + x, call_.dropout.probability > 0 ? Isa::mul(e, Isa::load(scratch_.keep + x)) : e);
+    const bool dropped = kChanged && call_.dropout.probability > 0;
+    Isa::round_to_bfloat16(p + x, dropped ? Isa::mul(e, Isa::load(scratch_.keep + x)) : e);
+  }
+
+  template <bool kChanged>
+  void differentiate_part(const Row& row, Index r, const float* s, const float* g, Half* p, Half* ds) const {
+    const Float delta = Isa::set(tiles_.delta[r]);
+    for_exponentials(row, s, [&](Index x, Float e) {
+      store_pair<kChanged>(x, e, Isa::sub(kept<kChanged>(g, x), delta), p, ds);
+    });
   }
 
   /// A row whose keys are all here: see backward.hpp.
+  template <bool kChanged>
   void differentiate_whole(const Row& row, Index r, float* s, const float* g, Half* p, Half* ds) const {
     Float sum = Isa::zero();
     Float product = Isa::zero();
     for_exponentials(row, s, [&](Index x, Float e) {
       sum = Isa::add(sum, e);
-      product = Isa::add(product, Isa::select(Isa::is_zero(e), e, Isa::mul(e, kept(g, x))));
+      product = Isa::add(product, Isa::select(Isa::is_zero(e), e, Isa::mul(e, kept<kChanged>(g, x))));
       Isa::store(s + x, e);
     });
     const float sink = call_.sinks.data == nullptr ? -kInfinity : sink_of(call_.sinks, head_);
     const float total = Isa::sum(sum) + (sink == -kInfinity ? 0.0F : __builtin_expf(sink - row.lse));
     const Float delta = Isa::set(Isa::sum(product) / total);
+    const Float dlse = Isa::set(tiles_.dlse[r]);
+    const Float share = Isa::set(1.0F / total);
     for (Index x = row.begin; x < row.end; x += Isa::kLanes) {
       const Float e = Isa::load(s + x);
-      store_pair(x, Isa::select(Isa::is_zero(e), e, Isa::div(e, Isa::set(total))),
-                 Isa::add(Isa::sub(kept(g, x), delta), Isa::set(tiles_.dlse[r])), p, ds);
+      store_pair<kChanged>(x, Isa::select(Isa::is_zero(e), e, Isa::mul(e, share)),
+                           Isa::add(Isa::sub(kept<kChanged>(g, x), delta), dlse), p, ds);
     }
   }
 
@@ -470,7 +490,7 @@ class TileSplitTask {
   KeyRange keys_, rows_;
   RowTiles tiles_{};
   Index head_ = 0;
-  bool finite_ = true, plain_ = false;
+  bool finite_ = true, plain_ = false, changed_ = false;
   DropoutKey dropout_;
   Index ld_ = leading(plan_.block.keys);
   Index ld_halves_ = leading_halves(plan_.block.keys);

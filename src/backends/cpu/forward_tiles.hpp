@@ -42,7 +42,8 @@ inline bool scaled_late(const Attention& call) {
 
 struct TileScratch {
   Half *q, *lines, *probabilities;
-  float *scores, *out, *reference, *sum, *line, *keep;
+  float *scores, *out, *reference, *line, *keep;
+  float* sum;  ///< a vector for each row: its lanes are added up at the end
   std::int32_t *begin, *end;
 };
 /// Of rows of probabilities, in halves: whole vectors may be written behind the last column.
@@ -58,9 +59,9 @@ inline TileScratch tile_scratch(const ForwardPlan& plan, Arena& arena) {
           .scores = arena.take<float>(kStrip * line),
           .out = arena.take<float>(rows * leading(call.head_dim_v)),
           .reference = arena.take<float>(rows),
-          .sum = arena.take<float>(rows),
           .line = arena.take<float>(line),
           .keep = arena.take<float>(line + 128),
+          .sum = arena.take<float>(rows * 16),
           .begin = arena.take<std::int32_t>(rows),
           .end = arena.take<std::int32_t>(rows)};
 }
@@ -93,6 +94,7 @@ class TileForwardTask {
     if (call_.dropout.probability > 0)
       dropout_ = dropout_key(call_.dropout.probability, call_.dropout.seed, call_.dropout.offset);
     plain_ = scaled_late(call_);
+    late_scale_ = kLog2E * (plain_ ? call_.scale : 1.0F);
   }
 
   void run() {
@@ -115,7 +117,7 @@ class TileForwardTask {
     for (Index r = 0; r < padded_rows(); ++r) {
       fill<Isa>(scratch_.out + r * ld_out_, 0, round_up(call_.head_dim_v, kTileColumns), 0.0F);
       scratch_.reference[r] = -kInfinity;
-      scratch_.sum[r] = 0;
+      Isa::store(scratch_.sum + r * Isa::kLanes, Isa::zero());
     }
   }
 
@@ -169,9 +171,7 @@ class TileForwardTask {
                           .b = {.data = tiles.keys + columns.begin * depth * kTileSteps, .next = depth * kTileHalves},
                           .c = scratch_.scores + columns.begin,
                           .ldc = ld_scores_});
-    for (Index r = strip; r < strip + kStrip; ++r)
-      soften(r, scratch_.scores + (r - strip) * ld_scores_,
-             scratch_.probabilities + (r - strip) * ld_probabilities_, columns, keys);
+    soften(strip, columns, keys);
     if (*tiles.finite == 0) return multiply_carefully(strip, columns, tiles);
     const Index steps = plan_.block.keys / kTileSteps;
     multiply<Isa>(unit_, {.rows = 2,
@@ -200,46 +200,74 @@ class TileForwardTask {
       }
   }
 
-  /// Row r of q k^T, in s, becomes probabilities.
-  void soften(Index r, float* s, Half* p, Columns strip, KeyRange keys) {
-    constexpr Index lanes = Isa::kLanes;
-    using Float = typename Isa::Float;
-    const Columns columns{scratch_.begin[r], scratch_.end[r]};
-    if (columns.empty()) return clear(p, strip.begin, strip.end);
-    float scale = call_.scale;
-    if (!plain_) {
-      for (Index x = columns.begin; x < columns.end; x += lanes)
-        Isa::store(s + x, Isa::mul(Isa::load(s + x), Isa::set(scale)));
-      make_scores<Isa>(call_, sequence_, keys, rows_.head_of(r), rows_.row_of(r), columns, s, scratch_.line, nullptr);
-      scale = 1;
+  /// Rows of q k^T become probabilities. First the references of all rows, then all exponentials: a row waits for its
+  /// own maximum, but not for another's.
+  void soften(Index strip, Columns columns, KeyRange keys) {
+    for (Index r = strip; r < strip + kStrip; ++r)
+      if (scratch_.begin[r] < scratch_.end[r]) prepare(r, scratch_.scores + (r - strip) * ld_scores_, keys);
+    for (Index r = strip; r < strip + kStrip; ++r) {
+      const float* s = scratch_.scores + (r - strip) * ld_scores_;
+      Half* p = scratch_.probabilities + (r - strip) * ld_probabilities_;
+      const Columns whole = whole_vectors(r);
+      if (whole.empty()) {
+        clear(p, columns.begin, columns.end);
+        continue;
+      }
+      if (call_.dropout.probability > 0) {
+        keep_factors<Isa>(dropout_, sequence_.b * call_.heads + rows_.head_of(r), rows_.row_of(r), keys, whole,
+                          scratch_.keep);
+        exponentiate<true>(r, whole, s, p);
+      } else {
+        exponentiate<false>(r, whole, s, p);
+      }
+      clear(p, columns.begin, whole.begin);
+      clear(p, whole.end, columns.end);
     }
-    // Whole vectors, which agree with those of the tiles.
-    const Index begin = columns.begin / lanes * lanes;
-    const Index end = round_up(columns.end, lanes);
-    for (Index x = begin; x < columns.begin; ++x) s[x] = -kInfinity;
-    for (Index x = columns.end; x < end; ++x) s[x] = -kInfinity;
-    scale *= kLog2E;
-    refer(r, largest(s, begin, end) * scale);
+  }
+
+  /// Columns of a row in whole vectors, which agree with those of the tiles.
+  [[nodiscard]] Columns whole_vectors(Index r) const {
+    constexpr Index lanes = Isa::kLanes;
+    if (scratch_.begin[r] >= scratch_.end[r]) return {};
+    return {static_cast<std::int32_t>(scratch_.begin[r] / lanes * lanes),
+            static_cast<std::int32_t>(round_up(scratch_.end[r], lanes))};
+  }
+
+  /// Scores as they should be, up to the scale if that comes late, and a reference for them.
+  void prepare(Index r, float* s, KeyRange keys) {
+    const Columns columns{scratch_.begin[r], scratch_.end[r]};
+    if (!plain_) {
+      for (Index x = columns.begin; x < columns.end; x += Isa::kLanes)
+        Isa::store(s + x, Isa::mul(Isa::load(s + x), Isa::set(call_.scale)));
+      make_scores<Isa>(call_, sequence_, keys, rows_.head_of(r), rows_.row_of(r), columns, s, scratch_.line, nullptr);
+    }
+    const Columns whole = whole_vectors(r);
+    for (Index x = whole.begin; x < columns.begin; ++x) s[x] = -kInfinity;
+    for (Index x = columns.end; x < whole.end; ++x) s[x] = -kInfinity;
+    refer(r, largest(s, whole.begin, whole.end) * late_scale_);
+  }
+
+  template <bool kDrop>
+  void exponentiate(Index r, Columns whole, const float* s, Half* p) {
+    using Float = typename Isa::Float;
+    constexpr Index lanes = Isa::kLanes;
     const float reference = scratch_.reference[r];
     const Float shift = Isa::set(reference == -kInfinity ? 0.0F : -reference);
-    const Float factor = Isa::set(scale);
-    if (call_.dropout.probability > 0)
-      keep_factors<Isa>(dropout_, sequence_.b * call_.heads + rows_.head_of(r), rows_.row_of(r), keys,
-                        {static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)}, scratch_.keep);
-    Float total = Isa::zero();
-    for_vectors<Isa>(begin, end, [&](Index x, auto together) {
+    const Float factor = Isa::set(late_scale_);
+    const float* keep = scratch_.keep;
+    float* sum = scratch_.sum + r * lanes;
+    Float total = Isa::load(sum);
+    for_vectors<Isa>(whole.begin, whole.end, [&](Index x, auto together) {
       constexpr int count = decltype(together)::value;
       Float e[count];
       for (int i = 0; i < count; ++i) e[i] = Isa::exp2(Isa::fma(Isa::load(s + x + i * lanes), factor, shift));
       for (int i = 0; i < count; ++i) {
         total = Isa::add(total, e[i]);
-        if (call_.dropout.probability > 0) e[i] = Isa::mul(e[i], Isa::load(scratch_.keep + x + i * lanes));
+        if constexpr (kDrop) e[i] = Isa::mul(e[i], Isa::load(keep + x + i * lanes));
         Isa::round_to_bfloat16(p + x + i * lanes, e[i]);
       }
     });
-    scratch_.sum[r] += Isa::sum(total);
-    clear(p, strip.begin, begin);
-    clear(p, end, strip.end);
+    Isa::store(sum, total);
   }
 
   static float largest(const float* s, Index begin, Index end) {
@@ -259,9 +287,10 @@ class TileForwardTask {
     const float before = scratch_.reference[r];
     if (!(maximum > before + kSlack)) return;
     scratch_.reference[r] = maximum;
-    if (before == -kInfinity && scratch_.sum[r] == 0) return;
+    if (before == -kInfinity) return;  // nothing was summed, or NaN, which stays
     const float rescale = __builtin_exp2f(before - maximum);
-    scratch_.sum[r] *= rescale;
+    float* sum = scratch_.sum + r * Isa::kLanes;
+    Isa::store(sum, Isa::mul(Isa::load(sum), Isa::set(rescale)));
     float* out = scratch_.out + r * ld_out_;
     for (Index x = 0; x < call_.head_dim_v; x += Isa::kLanes)
       Isa::store(out + x, Isa::mul(Isa::load(out + x), Isa::set(rescale)));
@@ -273,8 +302,8 @@ class TileForwardTask {
 
   void finish() {
     for (Index r = 0; r < rows_.count(); ++r)
-      finish_row<Isa>(plan_, sequence_, rows_.head_of(r), rows_.row_of(r), scratch_.reference[r] / kLog2E, scratch_.sum[r],
-                      scratch_.out + r * ld_out_);
+      finish_row<Isa>(plan_, sequence_, rows_.head_of(r), rows_.row_of(r), scratch_.reference[r] / kLog2E,
+                      Isa::sum(Isa::load(scratch_.sum + r * Isa::kLanes)), scratch_.out + r * ld_out_);
   }
 
   const ForwardPlan& plan_;
@@ -286,6 +315,7 @@ class TileForwardTask {
   TaskRows rows_;
   DropoutKey dropout_;
   bool plain_ = false;
+  float late_scale_ = 1;
   Index ld_scores_ = leading(plan_.block.keys);
   Index ld_probabilities_ = leading_halves(plan_.block.keys);
   Index ld_out_ = leading(call_.head_dim_v);
