@@ -209,8 +209,13 @@ INSTANTIATE_TEST_SUITE_P(Isa, CpuAttention, ::testing::ValuesIn(available()),
 
 /// The level asked for is the one that runs; tiles where they serve the call, by shape alone.
 TEST_P(CpuAttention, RunsWhatWasAskedFor) {
-  Attention call{.dtype = DType::bfloat16, .batch = 1, .heads = 1, .kv_heads = 1, .seqlen_q = 49, .seqlen_k = 1,
-                 .head_dim_qk = 8, .head_dim_v = 256};
+  Attention call;
+  call.dtype = DType::bfloat16;
+  call.batch = call.heads = call.kv_heads = 1;
+  call.seqlen_q = 49;
+  call.seqlen_k = 1;
+  call.head_dim_qk = 8;
+  call.head_dim_v = 256;
   const Instructions with = GetParam();
   const bool tiles = in_tiles(with);
   EXPECT_EQ(used_by_forward(call, with), (Used{.isa = with.isa, .tiles = tiles}));
@@ -228,7 +233,9 @@ TEST_P(CpuAttention, RunsWhatWasAskedFor) {
   without_tiles([](Attention& c) { c.head_dim_qk = 7; });
   without_tiles([](Attention& c) { c.head_dim_v = 257; });
   float term = 0;
-  EXPECT_EQ(used_by_backward(call, {.dbias = {.data = &term}}, with), (Used{.isa = other, .tiles = false}));
+  Gradients of_a_term;
+  of_a_term.dbias.data = &term;
+  EXPECT_EQ(used_by_backward(call, of_a_term, with), (Used{.isa = other, .tiles = false}));
 }
 
 TEST_P(CpuAttention, EveryFeatureWithEveryOther) {

@@ -464,7 +464,7 @@ class TileSplitTask {
   }
 
   static void clear(Half* p, Index begin, Index end) {
-    std::memset(p + begin, 0, static_cast<std::size_t>(end - begin) * sizeof(Half));
+    if (begin < end) std::memset(p + begin, 0, static_cast<std::size_t>(end - begin) * sizeof(Half));
   }
 
   /// Transposed sums to the user's rows.

@@ -78,6 +78,12 @@ void pack_key_tiles(const ForwardPlan& plan, const Sequence& sequence, Index kv_
   *tiles.finite = finite ? 1.0F : 0.0F;
 }
 
+/// Columns of `count` consecutive rows from row i where all attend all keys; most strips, so rows are not asked one by
+/// one. Neither end of a row's range decreases from row to row.
+inline bool all_attend_all(const Sequence& sequence, Index i, Index count, KeyRange keys) {
+  return sequence.begin(i + count - 1) <= keys.first && sequence.end(i) >= keys.first + keys.count;
+}
+
 template <class Isa>
 class TileForwardTask {
  public:
@@ -135,6 +141,12 @@ class TileForwardTask {
   /// Columns that the rows of a strip attend, each and together.
   Columns set_columns(Index strip, KeyRange keys) {
     Columns all;
+    if (rows_.heads == 1 && call_.mask.data == nullptr && strip + kStrip <= rows_.count() &&
+        all_attend_all(sequence_, rows_.row + strip, kStrip, keys)) {
+      all.end = static_cast<std::int32_t>(keys.count);
+      for (Index r = strip; r < strip + kStrip; ++r) scratch_.begin[r] = 0, scratch_.end[r] = all.end;
+      return all;
+    }
     for (Index r = strip; r < strip + kStrip; ++r) {
       Columns columns;
       if (r < rows_.count()) columns = columns_of(sequence_, rows_.row_of(r), keys);
@@ -297,7 +309,7 @@ class TileForwardTask {
   }
 
   static void clear(Half* p, Index begin, Index end) {
-    std::memset(p + begin, 0, static_cast<std::size_t>(end - begin) * sizeof(Half));
+    if (begin < end) std::memset(p + begin, 0, static_cast<std::size_t>(end - begin) * sizeof(Half));
   }
 
   void finish() {
