@@ -264,7 +264,8 @@ std::size_t forward_workspace(const Attention& call, Instructions with, int thre
 
 std::size_t backward_workspace(const Attention& call, const Gradients& wanted, Instructions with, int threads) {
   BackwardPlan plan;
-  return static_cast<std::size_t>(plan_backward(plan, call, wanted, backward_kernels(call, wanted, with), threads, nullptr));
+  return static_cast<std::size_t>(
+      plan_backward(plan, call, wanted, backward_kernels(call, wanted, with), threads, nullptr));
 }
 
 void forward(const Attention& call, const ForwardOutputs& outputs, Instructions with, const Parallel& parallel,

@@ -137,8 +137,8 @@ struct Gradients {
 
 /// What the kernels may use.
 struct Instructions {
-  CpuIsa isa = CpuIsa::generic;  ///< at most what the processor has
-  bool emulate_tiles = false;    ///< for tests: the tile algorithm on any processor, slowly
+  CpuIsa isa = CpuIsa::generic;               ///< at most what the processor has
+  bool emulate_tiles = false;                 ///< for tests: the tile algorithm on any processor, slowly
   Instructions(CpuIsa level) : isa(level) {}  // NOLINT(google-explicit-constructor): a level is all that callers know
   Instructions(CpuIsa level, bool emulate) : isa(level), emulate_tiles(emulate) {}
 };

@@ -222,16 +222,15 @@ class TileSplitTask {
     if (wanted.data == nullptr) return;
     const Index steps = plan_.block.rows / kTileSteps;
     if (!finite) return add_carefully(rows_t, dim, pairs, sum, column, first, last);
-    multiply<Isa>(unit_,
-                  {.rows = paired_tiles(dim),
-                   .columns = 2,
-                   .steps = last - first + 1,
-                   .a = {.data = rows_t + first * kTileHalves, .next = steps * kTileHalves},
-                   .b = {.data = pairs + (column / kTileColumns * steps + first) * kTileHalves,
-                         .next = steps * kTileHalves},
-                   .c = sum + column,
-                   .ldc = ld_,
-                   .sum = true});
+    multiply<Isa>(unit_, {.rows = paired_tiles(dim),
+                          .columns = 2,
+                          .steps = last - first + 1,
+                          .a = {.data = rows_t + first * kTileHalves, .next = steps * kTileHalves},
+                          .b = {.data = pairs + (column / kTileColumns * steps + first) * kTileHalves,
+                                .next = steps * kTileHalves},
+                          .c = sum + column,
+                          .ldc = ld_,
+                          .sum = true});
   }
 
   void add_carefully(const Half* rows_t, Index dim, const Half* pairs, float* sum, Index column, Index first,
@@ -391,9 +390,8 @@ class TileSplitTask {
   template <bool kChanged>
   void differentiate_part(const Row& row, Index r, const float* s, const float* g, Half* p, Half* ds) const {
     const Float delta = Isa::set(tiles_.delta[r]);
-    for_exponentials(row, s, [&](Index x, Float e) {
-      store_pair<kChanged>(x, e, Isa::sub(kept<kChanged>(g, x), delta), p, ds);
-    });
+    for_exponentials(
+        row, s, [&](Index x, Float e) { store_pair<kChanged>(x, e, Isa::sub(kept<kChanged>(g, x), delta), p, ds); });
   }
 
   /// A row whose keys are all here: see backward.hpp.
@@ -449,18 +447,18 @@ class TileSplitTask {
         }
       return;
     }
-    multiply<Isa>(unit_, {.rows = 2,
-                          .columns = tile_columns(call_.head_dim_qk),
-                          .steps = (columns.end - columns.begin) / kTileSteps,
-                          .a = {.data = scratch_.ds_rows + columns.begin,
-                                .next = kTileRows * ld_halves_,
-                                .step = kTileSteps,
-                                .stride = ld_halves_},
-                          .b = {.data = scratch_.keys + columns.begin / kTileSteps * kTileHalves,
-                                .next = steps * kTileHalves},
-                          .c = dq,
-                          .ldc = ld,
-                          .sum = true});
+    multiply<Isa>(unit_,
+                  {.rows = 2,
+                   .columns = tile_columns(call_.head_dim_qk),
+                   .steps = (columns.end - columns.begin) / kTileSteps,
+                   .a = {.data = scratch_.ds_rows + columns.begin,
+                         .next = kTileRows * ld_halves_,
+                         .step = kTileSteps,
+                         .stride = ld_halves_},
+                   .b = {.data = scratch_.keys + columns.begin / kTileSteps * kTileHalves, .next = steps * kTileHalves},
+                   .c = dq,
+                   .ldc = ld,
+                   .sum = true});
   }
 
   static void clear(Half* p, Index begin, Index end) {
@@ -558,11 +556,9 @@ void backward_head_in_tiles(const BackwardPlan& plan, Index task, char* memory) 
   for_each_row_block([&](Index head, Index block, const RowTiles& tiles) {
     prepare_row_tiles<Isa>(plan, s, head, block, tiles, scratch);
   });
-  for (Index split = 0; split < plan.splits; ++split)
-    TileSplitTask<Isa>(plan, s, kv_head, split, store, scratch).run();
-  for_each_row_block([&](Index head, Index block, const RowTiles& tiles) {
-    finish_row_tiles<Isa>(plan, s, head, block, tiles);
-  });
+  for (Index split = 0; split < plan.splits; ++split) TileSplitTask<Isa>(plan, s, kv_head, split, store, scratch).run();
+  for_each_row_block(
+      [&](Index head, Index block, const RowTiles& tiles) { finish_row_tiles<Isa>(plan, s, head, block, tiles); });
 }
 
 }  // namespace

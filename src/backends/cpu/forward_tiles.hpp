@@ -186,18 +186,18 @@ class TileForwardTask {
     soften(strip, columns, keys);
     if (*tiles.finite == 0) return multiply_carefully(strip, columns, tiles);
     const Index steps = plan_.block.keys / kTileSteps;
-    multiply<Isa>(unit_, {.rows = 2,
-                          .columns = tile_columns(call_.head_dim_v),
-                          .steps = (columns.end - columns.begin) / kTileSteps,
-                          .a = {.data = scratch_.probabilities + columns.begin,
-                                .next = kTileRows * ld_probabilities_,
-                                .step = kTileSteps,
-                                .stride = ld_probabilities_},
-                          .b = {.data = tiles.values + columns.begin / kTileSteps * kTileHalves,
-                                .next = steps * kTileHalves},
-                          .c = scratch_.out + strip * ld_out_,
-                          .ldc = ld_out_,
-                          .sum = true});
+    multiply<Isa>(unit_,
+                  {.rows = 2,
+                   .columns = tile_columns(call_.head_dim_v),
+                   .steps = (columns.end - columns.begin) / kTileSteps,
+                   .a = {.data = scratch_.probabilities + columns.begin,
+                         .next = kTileRows * ld_probabilities_,
+                         .step = kTileSteps,
+                         .stride = ld_probabilities_},
+                   .b = {.data = tiles.values + columns.begin / kTileSteps * kTileHalves, .next = steps * kTileHalves},
+                   .c = scratch_.out + strip * ld_out_,
+                   .ldc = ld_out_,
+                   .sum = true});
   }
 
   /// Values that are not finite: 0 times them is 0.

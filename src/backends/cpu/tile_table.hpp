@@ -8,9 +8,9 @@
 namespace cynosure::cpu {
 namespace {
 
-/// 256 rows by 128 keys: at head dimension 128 rows, output, keys and values take 260 KB of the second-level cache (2 MB
-/// where there are tiles), and what comes from beyond it is used for 256 rows. Fewer rows starve (32: 0.6 of the speed),
-/// more keys would push scores out of the first-level cache.
+/// 256 rows by 128 keys: at head dimension 128 rows, output, keys and values take 260 KB of the second-level cache (2
+/// MB where there are tiles), and what comes from beyond it is used for 256 rows. Fewer rows starve (32: 0.6 of the
+/// speed), more keys would push scores out of the first-level cache.
 template <class Isa>
 Blocks tile_forward_blocks(const Attention& call) {
   return {.rows = even_blocks(call.seqlen_q, 256, kStrip), .keys = even_blocks(call.seqlen_k, 128, kTileSteps)};

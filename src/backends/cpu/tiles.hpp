@@ -21,9 +21,9 @@ namespace {
 
 using Half = std::uint16_t;  ///< the bits of a bfloat16
 
-constexpr Index kTileRows = 16;    ///< of A and C
-constexpr Index kTileColumns = 16; ///< of B and C
-constexpr Index kTileSteps = 32;   ///< of depth
+constexpr Index kTileRows = 16;     ///< of A and C
+constexpr Index kTileColumns = 16;  ///< of B and C
+constexpr Index kTileSteps = 32;    ///< of depth
 constexpr Index kTileHalves = 512;
 
 inline Index tile_steps(Index depth) { return ceil_div(depth, kTileSteps); }
