@@ -2,7 +2,7 @@
 // backends/cpu/forward_tiles.hpp: the forward pass of bfloat16 on a tile unit.
 //
 // As forward.hpp: a block of rows against all its blocks of keys. Inside a block, strips of 32 rows go through scores,
-// softmax and P V one after the other, so that scores (32 x 128 floats, 16 KB) and probabilities stay in the
+// softmax and P V one after the other, so that scores (32 x 256 floats, 32 KB) and probabilities stay close to the
 // first-level cache between the unit and the vectors.
 //
 // The exponentials refer to a running maximum that follows the true one only when it would be exceeded by more than
