@@ -2,8 +2,10 @@
 """The `cpu` backend against torch SDPA over a grid of lengths and head dims, interleaved.
 
     python benchmarks/cpu_grid.py [--json FILE] [--dtype float32] [--threads 1] [--quick] [--decode] [--isa avx2]
+        [--lengths 128 1024] [--head-dims 64 128] [--groups 1 4] [--seconds 120]
 
-Ratios are SDPA's time over ours: larger is better. `noise` is SDPA over SDPA.
+Ratios are SDPA's time over ours: larger is better. `noise` is SDPA over SDPA. The process is pinned to as many cores as
+it has threads. With --seconds, cells that do not fit are left out, and the result says so.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import math
 import os
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +71,8 @@ def measured(cell: dict[str, Any], rounds: int) -> dict[str, Any]:
                 cynosure.attention(*inputs, causal=causal, align="top_left", backend="cpu"), inputs, out
             )
 
-        both = interleaved({"sdpa": theirs_both, "ours": ours_both}, rounds, 1)
+        both = interleaved({"sdpa": theirs_both, "again": theirs_both, "ours": ours_both}, rounds, 1)
+        result["both_noise"] = round(ratio(both, "sdpa", "again"), 3)
         result["both_ms"] = round(statistics.median(both["ours"]) * 1e3, 3)
         result["both"] = round(ratio(both, "sdpa", "ours"), 3)
     return result
@@ -85,11 +89,11 @@ def cells(args: argparse.Namespace) -> list[dict[str, Any]]:
                          "head_dim": dim, "causal": False, "dtype": args.dtype, "backward": False}
                     )  # fmt: skip
         return rows
-    lengths = LENGTHS[1:5:2] if args.quick else LENGTHS
+    lengths = args.lengths or (LENGTHS[1:5:2] if args.quick else LENGTHS)
     for length in lengths:
-        for dim in (64, 128) if args.quick else HEAD_DIMS:
+        for dim in args.head_dims or ((64, 128) if args.quick else HEAD_DIMS):
             for causal in (False, True):
-                for group in (1,) if args.quick else (1, 4):
+                for group in args.groups or ((1,) if args.quick else (1, 4)):
                     heads = 8
                     rows.append(
                         {"batch": batch_for(length, dim, heads), "heads": heads, "kv_heads": heads // group,
@@ -104,18 +108,28 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--isa", choices=["generic", "avx2", "avx512"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--lengths", type=int, nargs="+")
+    parser.add_argument("--head-dims", type=int, nargs="+")
+    parser.add_argument("--groups", type=int, nargs="+")
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--isa", choices=["generic", "avx2", "avx512", "amx"])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--decode", action="store_true")
     parser.add_argument("--forward-only", action="store_true")
     args = parser.parse_args()
     if args.isa:
         os.environ["CYNOSURE_CPU_ISA"] = args.isa
+    # Set before the pool starts: its threads inherit it.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     rows = []
-    for cell in cells(args):
+    wanted = cells(args)
+    started = time.monotonic()
+    for cell in wanted:
+        if time.monotonic() - started > args.seconds:
+            break
         rows.append(measured(cell, args.rounds))
         row = rows[-1]
         name = f"{row['batch']}x{row['heads']}/{row['kv_heads']} {row['seqlen_q']}x{row['seqlen_k']} d{row['head_dim']}"
@@ -132,7 +146,8 @@ def main() -> None:
             summary[what] = {"geometric_mean": round(statistics.geometric_mean(ratios), 3), "worst": min(ratios)}
             print(what, summary[what])
     if args.json:
-        about = {**machine(), "forced_isa": args.isa}
+        about = {**machine(), "forced_isa": args.isa, "threads": args.threads, "rounds": args.rounds,
+                 "cells_left_out": len(wanted) - len(rows)}  # fmt: skip
         args.json.write_text(
             json.dumps({"machine": about, "summary": summary, "rows": rows}, indent=1) + "\n", encoding="utf-8"
         )

@@ -428,7 +428,7 @@ std::unique_ptr<void, AlignedFree> workspace(std::size_t bytes) {
 
 }  // namespace
 
-Results run(const Case& c, const Data& data, CpuIsa isa, const Parallel& parallel) {
+Results run(const Case& c, const Data& data, Instructions isa, const Parallel& parallel) {
   Attention call;
   call.dtype = c.dtype;
   call.batch = c.batch;

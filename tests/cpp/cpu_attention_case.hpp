@@ -78,6 +78,6 @@ template <class Real>
 [[nodiscard]] double round_to(DType dtype, double x);
 
 /// Runs the kernels on the data, in memory that ends where the tensors end, and checks that nothing else is written.
-[[nodiscard]] Results run(const Case& c, const Data& data, CpuIsa isa, const Parallel& parallel = {});
+[[nodiscard]] Results run(const Case& c, const Data& data, Instructions isa, const Parallel& parallel = {});
 
 }  // namespace cynosure::cpu::testing

@@ -32,6 +32,34 @@ bool enough_heads(const Attention& call, std::int64_t threads) {
   return threads == 1 || call.batch * call.kv_heads >= 4 * threads;
 }
 
+/// Whether the tile algorithm serves a call; by type and shape alone. Up to kSharedRows rows the time goes into reading
+/// keys, which forward.hpp does without packing them; tiny heads would fill tiles with zeros, and large ones are rare.
+bool tiles_serve(const Attention& call) {
+  constexpr std::int64_t least_dim = 8;
+  constexpr std::int64_t most_dim = 256;
+  const auto suits = [](std::int64_t dim) { return dim >= least_dim && dim <= most_dim; };
+  return call.dtype == DType::bfloat16 && call.seqlen_q > kSharedRows && suits(call.head_dim_qk) &&
+         suits(call.head_dim_v);
+}
+
+const Kernels& forward_kernels(const Attention& call, Instructions with) {
+  if (tiles_serve(call)) {
+    if (with.emulate_tiles) return kEmulatedTileKernels;
+    if (built_isa(with.isa) == CpuIsa::amx) return kAmxKernels;
+  }
+  return kernels(with.isa);
+}
+
+/// Gradients of terms are computed from the other algorithm's blocks.
+const Kernels& backward_kernels(const Attention& call, const Gradients& wanted, Instructions with) {
+  const bool terms = wanted.dbias.data != nullptr || wanted.dmask.data != nullptr;
+  return terms ? kernels(with.isa) : forward_kernels(call, with);
+}
+
+Used used(const Kernels& table) {
+  return {.isa = table.isa, .tiles = &table == &kAmxKernels || &table == &kEmulatedTileKernels};
+}
+
 /// Runs the tasks of one pass. Which thread runs which does not matter: each task's result is its own, and the counter
 /// keeps threads busy whatever the tasks cost.
 class Passes {
@@ -110,11 +138,9 @@ std::int64_t plan_forward(ForwardPlan& plan, const Attention& call, const Kernel
   plan.group = call.kv_heads > 0 ? call.heads / call.kv_heads : 0;
   plan.heads = call.batch * call.kv_heads;
   plan.splits = forward_splits(plan);
-  Arena tile(nullptr);
-  key_tile(plan, tile);
-  plan.key_block_bytes = tile.used();
+  plan.key_block_bytes = isa.key_block_bytes(plan);
   Arena scratch(nullptr);
-  forward_scratch(plan, scratch);
+  scratch.take<char>(isa.forward_scratch_bytes(plan));
 
   Arena arena(memory);
   plan.first_task = arena.take<std::int64_t>(call.batch + 1);
@@ -182,11 +208,9 @@ std::int64_t plan_backward(BackwardPlan& plan, const Attention& call, const Grad
   plan.splits = backward_splits(call, plan.block.keys);
   plan.slots = std::min(plan.splits, met_blocks(call, plan.block));
   plan.key_tasks = plan.heads * plan.splits;
-  Arena tile(nullptr);
-  row_tile(plan, tile);
-  plan.row_block_bytes = tile.used();
+  plan.row_block_bytes = isa.row_block_bytes(plan);
   Arena scratch(nullptr);
-  backward_scratch(plan, scratch);
+  scratch.take<char>(isa.backward_scratch_bytes(plan));
 
   Arena arena(memory);
   plan.first_row_block = arena.take<std::int64_t>(call.batch + 1);
@@ -233,19 +257,20 @@ void sum_sinks(const BackwardPlan& plan, const SinksGradient& gradient) {
 
 }  // namespace
 
-std::size_t forward_workspace(const Attention& call, CpuIsa isa, int threads) {
+std::size_t forward_workspace(const Attention& call, Instructions with, int threads) {
   ForwardPlan plan;
-  return static_cast<std::size_t>(plan_forward(plan, call, kernels(isa), threads, nullptr));
+  return static_cast<std::size_t>(plan_forward(plan, call, forward_kernels(call, with), threads, nullptr));
 }
 
-std::size_t backward_workspace(const Attention& call, const Gradients& wanted, CpuIsa isa, int threads) {
+std::size_t backward_workspace(const Attention& call, const Gradients& wanted, Instructions with, int threads) {
   BackwardPlan plan;
-  return static_cast<std::size_t>(plan_backward(plan, call, wanted, kernels(isa), threads, nullptr));
+  return static_cast<std::size_t>(
+      plan_backward(plan, call, wanted, backward_kernels(call, wanted, with), threads, nullptr));
 }
 
-void forward(const Attention& call, const ForwardOutputs& outputs, CpuIsa isa, const Parallel& parallel,
+void forward(const Attention& call, const ForwardOutputs& outputs, Instructions with, const Parallel& parallel,
              void* workspace) {
-  const Kernels& table = kernels(isa);
+  const Kernels& table = forward_kernels(call, with);
   ForwardPlan plan;
   plan_forward(plan, call, table, parallel.threads(), workspace);
   plan.outputs = &outputs;
@@ -273,9 +298,9 @@ void forward(const Attention& call, const ForwardOutputs& outputs, CpuIsa isa, c
   });
 }
 
-void backward(const Attention& call, const BackwardInputs& inputs, const Gradients& gradients, CpuIsa isa,
+void backward(const Attention& call, const BackwardInputs& inputs, const Gradients& gradients, Instructions with,
               const Parallel& parallel, void* workspace) {
-  const Kernels& table = kernels(isa);
+  const Kernels& table = backward_kernels(call, gradients, with);
   BackwardPlan plan;
   plan_backward(plan, call, gradients, table, parallel.threads(), workspace);
   plan.inputs = &inputs;
@@ -302,6 +327,14 @@ void backward(const Attention& call, const BackwardInputs& inputs, const Gradien
   clear_rows(call, call.lengths_k, call.seqlen_k, call.kv_heads, gradients.dv, call.head_dim_v);
 }
 
-CpuIsa built_isa(CpuIsa isa) { return kernels(isa).isa; }
+Used used_by_forward(const Attention& call, Instructions with) { return used(forward_kernels(call, with)); }
+Used used_by_backward(const Attention& call, const Gradients& wanted, Instructions with) {
+  return used(backward_kernels(call, wanted, with));
+}
+
+CpuIsa built_isa(CpuIsa isa) {
+  if (isa == CpuIsa::amx && tiles_granted()) return CpuIsa::amx;
+  return kernels(isa).isa;
+}
 
 }  // namespace cynosure::cpu

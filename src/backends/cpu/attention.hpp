@@ -135,18 +135,36 @@ struct Gradients {
   SinksGradient dsinks;
 };
 
-/// Bytes of workspace for `threads` threads; 0 is possible.
-[[nodiscard]] std::size_t forward_workspace(const Attention& call, CpuIsa isa, int threads);
-[[nodiscard]] std::size_t backward_workspace(const Attention& call, const Gradients& wanted, CpuIsa isa, int threads);
+/// What the kernels may use.
+struct Instructions {
+  CpuIsa isa = CpuIsa::generic;               ///< at most what the processor has
+  bool emulate_tiles = false;                 ///< for tests: the tile algorithm on any processor, slowly
+  Instructions(CpuIsa level) : isa(level) {}  // NOLINT(google-explicit-constructor): a level is all that callers know
+  Instructions(CpuIsa level, bool emulate) : isa(level), emulate_tiles(emulate) {}
+};
 
-/// `workspace`: aligned to 64 bytes, sized by the functions above for parallel.threads(). `isa`: at most what the
-/// processor has; a level that this build lacks stands for the best one below it.
-void forward(const Attention& call, const ForwardOutputs& outputs, CpuIsa isa, const Parallel& parallel,
+/// Bytes of workspace for `threads` threads; 0 is possible.
+[[nodiscard]] std::size_t forward_workspace(const Attention& call, Instructions with, int threads);
+[[nodiscard]] std::size_t backward_workspace(const Attention& call, const Gradients& wanted, Instructions with,
+                                             int threads);
+
+/// `workspace`: aligned to 64 bytes, sized by the functions above for parallel.threads() and the same instructions. A
+/// level that this build lacks stands for the best one below it, and so does one that does not serve the call.
+void forward(const Attention& call, const ForwardOutputs& outputs, Instructions with, const Parallel& parallel,
              void* workspace);
-void backward(const Attention& call, const BackwardInputs& inputs, const Gradients& gradients, CpuIsa isa,
+void backward(const Attention& call, const BackwardInputs& inputs, const Gradients& gradients, Instructions with,
               const Parallel& parallel, void* workspace);
 
-/// The kernels that run when `isa` is asked for.
+/// What runs when instructions are asked for: the level and whether in tiles, by AMX or emulated. Tiles serve bfloat16
+/// calls of more than 48 rows whose head dimensions lie between 8 and 256; backward without gradients of terms.
+struct Used {
+  CpuIsa isa = CpuIsa::generic;
+  bool tiles = false;
+  friend bool operator==(const Used&, const Used&) = default;
+};
+[[nodiscard]] Used used_by_forward(const Attention& call, Instructions with);
+[[nodiscard]] Used used_by_backward(const Attention& call, const Gradients& wanted, Instructions with);
+/// The best level of this build, for some call.
 [[nodiscard]] CpuIsa built_isa(CpuIsa isa);
 
 }  // namespace cynosure::cpu

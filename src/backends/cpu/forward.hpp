@@ -170,6 +170,34 @@ float exponentiate(float* s, Columns columns, Columns strip, float reference) {
   return Isa::sum(total);
 }
 
+/// Writes a row of the output, and its LSE: `out` holds the sum of exp(s - maximum) v, `sum` that of exp(s - maximum).
+template <class Isa>
+void finish_row(const ForwardPlan& plan, const Sequence& sequence, Index head, Index i, float maximum, float sum,
+                const float* out) {
+  const Attention& call = *plan.call;
+  const RowsOutput& rows = plan.outputs->lse;
+  float factor = 0;
+  float lse = -kInfinity;
+  if (maximum != -kInfinity || sum != 0) {  // something was attended; a sum without a maximum: only NaN
+    float rescale = 1;
+    if (call.sinks.data != nullptr) {
+      const float sink = sink_of(call.sinks, head);
+      const float top = maximum > sink ? maximum : sink;
+      rescale = __builtin_expf(maximum - top);
+      sum = sum * rescale + __builtin_expf(sink - top);
+      maximum = top;
+    }
+    factor = rescale / sum;
+    if (rows.data != nullptr) lse = maximum + __builtin_logf(sum);
+  }
+  char* to = row_of(plan.outputs->out, sequence.q, i, head, call.dtype);
+  if (factor == 0)
+    store_zeros(call.dtype, to, call.head_dim_v);
+  else
+    store_row<Isa>(call.dtype, out, call.head_dim_v, factor, to);
+  if (rows.data != nullptr) rows.data[number_of(rows, sequence.q, i, head)] = lse;
+}
+
 /// Rows up to which each key meets each row on its own: one query at a time, of a head or two.
 constexpr Index kSingleRows = 2;
 
@@ -477,37 +505,9 @@ class ForwardTask {
   [[nodiscard]] Columns columns_of_row(Index r) const { return {scratch_.begin[r], scratch_.end[r]}; }
 
   void finish() {
-    const RowsOutput& rows = plan_.outputs->lse;
-    for (Index r = 0; r < rows_.count(); ++r) {
-      const Index head = rows_.head_of(r);
-      const Index i = rows_.row_of(r);
-      float maximum = scratch_.maximum[r];
-      float sum = scratch_.sum[r];
-      float factor = 0;
-      float lse = -kInfinity;
-      if (maximum != -kInfinity || sum != 0) {  // something was attended; a sum without a maximum: only NaN
-        float rescale = 1;
-        if (call_.sinks.data != nullptr) {
-          const float sink = sink_of(call_.sinks, head);
-          const float top = maximum > sink ? maximum : sink;
-          rescale = __builtin_expf(maximum - top);
-          sum = sum * rescale + __builtin_expf(sink - top);
-          maximum = top;
-        }
-        factor = rescale / sum;
-        if (rows.data != nullptr) lse = maximum + __builtin_logf(sum);
-      }
-      char* out = row_of_output(i, head);
-      if (factor == 0)
-        store_zeros(call_.dtype, out, call_.head_dim_v);
-      else
-        store_row<Isa>(call_.dtype, scratch_.out + r * ld_out_, call_.head_dim_v, factor, out);
-      if (rows.data != nullptr) rows.data[number_of(rows, sequence_.q, i, head)] = lse;
-    }
-  }
-
-  [[nodiscard]] char* row_of_output(Index i, Index head) const {
-    return row_of(plan_.outputs->out, sequence_.q, i, head, call_.dtype);
+    for (Index r = 0; r < rows_.count(); ++r)
+      finish_row<Isa>(plan_, sequence_, rows_.head_of(r), rows_.row_of(r), scratch_.maximum[r], scratch_.sum[r],
+                      scratch_.out + r * ld_out_);
   }
 
   const ForwardPlan& plan_;

@@ -17,6 +17,11 @@ struct Kernels {
   /// Sizes that suit the registers and caches.
   Blocks (*forward_blocks)(const Attention& call);
   Blocks (*backward_blocks)(const Attention& call);
+  /// Of a packed block of keys and a forward task's scratch; of a packed block of rows and a backward task's scratch.
+  std::int64_t (*key_block_bytes)(const ForwardPlan& plan);
+  std::int64_t (*forward_scratch_bytes)(const ForwardPlan& plan);
+  std::int64_t (*row_block_bytes)(const BackwardPlan& plan);
+  std::int64_t (*backward_scratch_bytes)(const BackwardPlan& plan);
 
   /// Runs one task of a pass; tasks of a pass are independent. `scratch`: the calling thread's own.
   using Forward = void (*)(const ForwardPlan& plan, std::int64_t task, char* scratch);
@@ -34,7 +39,14 @@ extern const Kernels kPortableKernels;
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
 
-/// The best kernels in this build up to `isa`. In kernels_x86.cpp or kernels_portable.cpp, by architecture.
+/// The tile algorithm (forward_tiles.hpp over tiles.hpp): only the functions of the passes that it has.
+extern const Kernels kAmxKernels;
+extern const Kernels kEmulatedTileKernels;
+
+/// The best kernels in this build up to `isa` that serve every call. In kernels_x86.cpp or kernels_portable.cpp, by
+/// architecture.
 [[nodiscard]] const Kernels& kernels(CpuIsa isa);
+/// Asks the system for the tile registers, once a process. False where they cannot be had.
+[[nodiscard]] bool tiles_granted();
 
 }  // namespace cynosure::cpu

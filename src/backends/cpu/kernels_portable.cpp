@@ -6,4 +6,7 @@ namespace cynosure::cpu {
 
 const Kernels& kernels(CpuIsa) { return kPortableKernels; }
 
+constinit const Kernels kAmxKernels{};  // never chosen: there are no tiles
+bool tiles_granted() { return false; }
+
 }  // namespace cynosure::cpu

@@ -42,11 +42,23 @@ Blocks backward_blocks(const Attention& call) {
   return {.rows = even_blocks(call.seqlen_q, 96, 4), .keys = even_blocks(call.seqlen_k, 96, 32)};
 }
 
+/// What a layout takes: layout(plan, arena).
+template <auto layout, class Plan>
+std::int64_t bytes_of_layout(const Plan& plan) {
+  Arena arena(nullptr);
+  layout(plan, arena);
+  return arena.used();
+}
+
 template <class Isa>
 constexpr Kernels kernel_table() noexcept {
   return {.isa = Isa::kIsa,
           .forward_blocks = forward_blocks<Isa>,
           .backward_blocks = backward_blocks<Isa>,
+          .key_block_bytes = bytes_of_layout<key_tile, ForwardPlan>,
+          .forward_scratch_bytes = bytes_of_layout<forward_scratch, ForwardPlan>,
+          .row_block_bytes = bytes_of_layout<row_tile, BackwardPlan>,
+          .backward_scratch_bytes = bytes_of_layout<backward_scratch, BackwardPlan>,
           .forward_head = forward_head<Isa>,
           .pack_keys = pack_keys<Isa>,
           .forward_part = forward_part<Isa>,
