@@ -193,6 +193,10 @@ def ledger_table(ledger: Ledger) -> RenderableType:
     if ledger.unlisted:
         text = f"{ledger.unlisted:,} more calls are not listed: the ledger was full when their decisions came"
         parts.append(Text(text, "yellow"))
+    for direction, builds in (("forward", ledger.forward_builds), ("backward", ledger.backward_builds)):
+        if builds.count:
+            text = f"{_counted(builds.count, 'plan')} built for {direction}: {builds.seconds:.3f} s"
+            parts.append(Text(f"{text}, the longest {builds.longest:.3f} s", "dim"))
     parts.append(Text(_ledger_foot(len(ledger), len(groups)), "dim"))
     return Group(*parts)
 

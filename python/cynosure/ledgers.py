@@ -54,6 +54,19 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class PlanBuilds:
+    """Execution plans that a backend's library built within calls of one direction, and how long the calls waited."""
+
+    count: int = 0
+    seconds: float = 0.0
+    longest: float = 0.0  # seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `Ledger.save` writes for it."""
+        return {"count": self.count, "seconds": self.seconds, "longest": self.longest}
+
+
+@dataclass(frozen=True)
 class Group:
     """Decisions that differ in batch and lengths only, and have one outcome. A row of the printed table."""
 
@@ -69,8 +82,15 @@ class Ledger:
     `str` gives a table with a row for each group. Every decision is there by its index, and by iteration.
     """
 
-    def __init__(self, entries: tuple[Entry, ...], unlisted: int = 0) -> None:
+    def __init__(
+        self,
+        entries: tuple[Entry, ...],
+        unlisted: int = 0,
+        forward_builds: PlanBuilds = PlanBuilds(),
+        backward_builds: PlanBuilds = PlanBuilds(),
+    ) -> None:
         self.entries = entries
+        self.forward_builds, self.backward_builds = forward_builds, backward_builds
         self.unlisted = unlisted  # calls whose decisions came when the ledger was full
 
     def __iter__(self) -> Iterator[Entry]:
@@ -104,6 +124,7 @@ class Ledger:
                 "cynosure": _core.VERSION,
                 "ledger": [entry.to_dict() for entry in self.entries],
                 "unlisted": self.unlisted,
+                "plan_builds": {"forward": self.forward_builds.to_dict(), "backward": self.backward_builds.to_dict()},
             },
             indent=1,
         )
@@ -129,7 +150,8 @@ def ledger() -> Ledger:
         Entry(decision_of(key, (batch, q, k), word, device, None), forward, backward)
         for key, batch, q, k, word, device, forward, backward in _core.ledger_rows()
     ]
-    return Ledger(tuple(entries), _core.ledger_unlisted())
+    builds = (PlanBuilds(*row) for row in _core.ledger_plan_builds())
+    return Ledger(tuple(entries), _core.ledger_unlisted(), *builds)
 
 
 def clear() -> None:

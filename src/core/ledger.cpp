@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/ledger.cpp: slots are never freed, so that a thread may keep a pointer to the one it used last.
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -49,6 +50,13 @@ class Ledger {
     order_.push_back(slot);
     return slot;
   }
+  void add(Direction direction, std::chrono::nanoseconds time) {
+    const std::lock_guard lock(mutex_);
+    PlanBuilds& builds = plan_builds_[static_cast<std::size_t>(direction)];
+    ++builds.count;
+    builds.total += time;
+    builds.longest = std::max(builds.longest, time);
+  }
   void count_unlisted() { unlisted_.fetch_add(1, std::memory_order_relaxed); }
 
   LedgerSnapshot snapshot() {
@@ -61,6 +69,7 @@ class Ledger {
       if (entry.forward + entry.backward > 0) result.entries.push_back(entry);
     }
     result.unlisted = unlisted_.load(std::memory_order_relaxed);
+    result.plan_builds = plan_builds_;
     return result;
   }
   /// Slots stay, with their counts at zero: threads hold pointers to them.
@@ -69,6 +78,7 @@ class Ledger {
     for (Slot* slot : order_)
       for (auto& count : slot->counts) count.store(0, std::memory_order_relaxed);
     unlisted_.store(0, std::memory_order_relaxed);
+    plan_builds_ = {};
   }
 
  private:
@@ -76,6 +86,7 @@ class Ledger {
   std::unordered_map<Key, Slot*, KeyHash> slots_;
   std::vector<Slot*> order_;
   std::atomic<std::uint64_t> unlisted_{0};
+  std::array<PlanBuilds, 2> plan_builds_;
 };
 
 Ledger& the_ledger() {
@@ -109,6 +120,7 @@ Outcome decide_and_record(const Problem& problem, Settings settings, const Devic
   return slot.outcome;
 }
 
+void record_plan_build(Direction direction, std::chrono::nanoseconds time) { the_ledger().add(direction, time); }
 LedgerSnapshot ledger() { return the_ledger().snapshot(); }
 void clear_ledger() { the_ledger().clear(); }
 void set_ledger_sink(LedgerSink call) { sink.store(call, std::memory_order_release); }

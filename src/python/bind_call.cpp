@@ -98,6 +98,19 @@ void bind_call(nb::module_& m) {
       "last.");
   m.def("ledger_rows", &ledger_rows);
   m.def("ledger_unlisted", [] { return ledger().unlisted; });
+  m.def(
+      "ledger_plan_builds",
+      [] {
+        const auto row = [](const PlanBuilds& builds) {
+          const auto seconds = [](std::chrono::nanoseconds time) {
+            return std::chrono::duration<double>(time).count();
+          };
+          return nb::make_tuple(builds.count, seconds(builds.total), seconds(builds.longest));
+        };
+        const LedgerSnapshot snapshot = ledger();
+        return nb::make_tuple(row(snapshot.plan_builds[0]), row(snapshot.plan_builds[1]));
+      },
+      "(count, seconds, seconds of the longest) of the plans built for forward, and for backward.");
   m.def("clear_ledger", &clear_ledger);
   m.def(
       "set_ledger_sink",

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 
+#include <cynosure/ledger.hpp>
+
 #include "backends/cudnn/plan.hpp"
 #include "backends/cudnn/run_rows.hpp"
 #include "detect/loader.hpp"
@@ -241,6 +243,11 @@ Tensor gradient_of_term(const Tensor& gradient, const Tensor& term) {
 
 // --- one call
 
+void count_build(Direction direction, std::chrono::nanoseconds time) {
+  record_plan_build(direction == Direction::forward ? cynosure::Direction::forward : cynosure::Direction::backward,
+                    time);
+}
+
 void* at(const OptionalTensor& t) { return t ? data(*t) : nullptr; }
 
 /// Hands out parts of one allocation.
@@ -277,7 +284,7 @@ class Launch {
       : a_(a),
         key_(key),
         stream_(current_stream(key.device)),
-        plan_(cudnn::plan_for(key, stream_)),
+        plan_(cudnn::plan_for(key, stream_, &count_build)),
         ragged_(cudnn::ragged_layout(key)) {
     before_.q = side_of(a, a.seqlens_q, a.q, key.seqlen_q);
     before_.k = side_of(a, a.seqlens_k, a.k, key.seqlen_k);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ledger: distinct, counted, bounded, and safe from many threads; and the message of a call without a backend.
 #include <atomic>
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -49,6 +50,24 @@ TEST_F(Ledger, DecidesAsSelectDoes) {
   const Outcome outcome = decide_and_record(problem(8), {}, cpu(), Direction::forward);
   EXPECT_EQ(outcome, evaluate(problem(8), {}, cpu()));
   EXPECT_EQ(outcome.backend(), Backend::cpu);
+}
+
+TEST_F(Ledger, CountsPlanBuildsFromManyThreads) {
+  using std::chrono::nanoseconds;
+  std::vector<std::thread> threads;
+  for (int i = 1; i <= 4; ++i)
+    threads.emplace_back([i] {
+      for (int n = 0; n < 1000; ++n) record_plan_build(Direction::backward, nanoseconds(i));
+    });
+  for (std::thread& thread : threads) thread.join();
+  record_plan_build(Direction::forward, nanoseconds(7));
+  const PlanBuilds forward{.count = 1, .total = nanoseconds(7), .longest = nanoseconds(7)};
+  const PlanBuilds backward{.count = 4000, .total = nanoseconds(10000), .longest = nanoseconds(4)};
+  EXPECT_EQ(ledger().plan_builds[0], forward);
+  EXPECT_EQ(ledger().plan_builds[1], backward);
+  clear_ledger();
+  EXPECT_EQ(ledger().plan_builds[0], PlanBuilds{});
+  EXPECT_EQ(ledger().plan_builds[1], PlanBuilds{});
 }
 
 TEST_F(Ledger, ClearedItStartsAnew) {

@@ -87,6 +87,22 @@ def test_a_plan_that_is_not_built_is_a_clear_error_in_a_capture() -> None:
     assert attend(q, k, v).isfinite().all()
 
 
+def test_the_ledger_counts_the_plans_that_are_built() -> None:
+    q, k, v = tensors(3, 77, 5, 56, grad=True)  # a shape of this test alone
+    before = cynosure.ledger()
+    for _ in range(3):
+        attend(q, k, v, causal=True).sum().backward()
+    after = cynosure.ledger()
+    assert after.forward_builds.count == before.forward_builds.count + 1
+    assert after.backward_builds.count == before.backward_builds.count + 1
+    for was, builds in (
+        (before.forward_builds, after.forward_builds),
+        (before.backward_builds, after.backward_builds),
+    ):
+        assert was.seconds < builds.seconds
+        assert 0 < builds.longest <= builds.seconds
+
+
 @pytest.mark.parametrize("layout", ["bshd", "thd"])
 def test_compiled_calls_are_eager_ones(layout: str) -> None:
     def model(q: Tensor, k: Tensor, v: Tensor, cu: Tensor | None) -> Any:

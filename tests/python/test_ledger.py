@@ -38,6 +38,21 @@ def counts() -> list[tuple[str | None, int, int]]:
     return [(None if e.backend is None else e.backend.name, e.forward, e.backward) for e in cynosure.ledger()]
 
 
+def test_plan_builds_are_printed_saved_and_ignored_by_replay(tmp_path: Path) -> None:
+    attend()
+    entries = cynosure.ledger().entries
+    assert cynosure.ledger().forward_builds == ledgers.PlanBuilds()  # nothing on a CPU builds plans
+    assert "built for" not in str(cynosure.ledger())
+    taken = ledgers.Ledger(entries, 0, ledgers.PlanBuilds(3, 0.25, 0.125), ledgers.PlanBuilds(1, 0.5, 0.5))
+    assert "3 plans built for forward: 0.250 s, the longest 0.125 s" in str(taken)
+    assert "1 plan built for backward: 0.500 s, the longest 0.500 s" in str(taken)
+    taken.save(tmp_path / "ledger.json")
+    saved = json.loads((tmp_path / "ledger.json").read_text())["plan_builds"]
+    assert saved["forward"] == {"count": 3, "seconds": 0.25, "longest": 0.125}
+    assert saved["backward"] == {"count": 1, "seconds": 0.5, "longest": 0.5}
+    assert ledgers.replay(tmp_path / "ledger.json").changes == ()
+
+
 class TestCounts:
     def test_empty(self) -> None:
         assert len(cynosure.ledger()) == 0

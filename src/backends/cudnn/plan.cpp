@@ -21,7 +21,7 @@ PlanCache& plans() {
 
 }  // namespace
 
-std::shared_ptr<Plan> plan_for(const PlanKey& key, Stream stream) {
+std::shared_ptr<Plan> plan_for(const PlanKey& key, Stream stream, Built built) {
   enter(key.device);
   if (is_capturing(stream)) {
     if (std::shared_ptr<Plan> plan = plans().find(key, true)) return plan;
@@ -34,7 +34,12 @@ std::shared_ptr<Plan> plan_for(const PlanKey& key, Stream stream) {
   thread_local PlanKey last_key;
   thread_local std::shared_ptr<Plan> last;
   if (last == nullptr || !(last_key == key)) {
-    last = plans().get(key, false, [&] { return build(key, handle_for(key.device, stream)); });
+    last = plans().get(key, false, [&] {
+      const auto start = std::chrono::steady_clock::now();
+      std::shared_ptr<Plan> plan = build(key, handle_for(key.device, stream));
+      built(key.direction, std::chrono::steady_clock::now() - start);
+      return plan;
+    });
     last_key = key;
   }
   return last;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -37,7 +38,9 @@ class Plan {
 [[nodiscard]] std::string device_properties(void* handle);
 
 /// The plan of a key, from the cache of this process. A plan that is asked for while the stream is captured stays for
-/// good, since the graph may be replayed at any time; one that is not built then is an error.
-[[nodiscard]] std::shared_ptr<Plan> plan_for(const PlanKey& key, Stream stream);
+/// good, since the graph may be replayed at any time; one that is not built then is an error. `built` hears of a plan
+/// that this call built, and of the time that took.
+using Built = void (*)(Direction direction, std::chrono::nanoseconds time);
+[[nodiscard]] std::shared_ptr<Plan> plan_for(const PlanKey& key, Stream stream, Built built);
 
 }  // namespace cynosure::cudnn
