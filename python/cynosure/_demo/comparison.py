@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -38,7 +39,7 @@ def one_by_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[
 
 def ragged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor) -> torch.Tensor:
     """[T, H, D], one call."""
-    most = {} if q.device.type == "cpu" else {"max_seqlen_q": LONGEST, "max_seqlen_k": LONGEST}
+    most: dict[str, Any] = {} if q.device.type == "cpu" else {"max_seqlen_q": LONGEST, "max_seqlen_k": LONGEST}
     out: torch.Tensor = cynosure.attention(q, k, v, layout="thd", causal=True, cu_seqlens_q=cu, cu_seqlens_k=cu, **most)
     return out
 

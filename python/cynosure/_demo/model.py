@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn.functional import cross_entropy, gelu
 
@@ -29,7 +31,9 @@ class Layer(torch.nn.Module):
     def forward(self, x: torch.Tensor, cu: torch.Tensor) -> torch.Tensor:
         """[T, WIDTH] -> [T, WIDTH]."""
         q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, HEADS, HEAD_DIM)).unbind(1)
-        more = {} if self.longest is None else {"max_seqlen_q": self.longest, "max_seqlen_k": self.longest}
+        more: dict[str, Any] = (
+            {} if self.longest is None else {"max_seqlen_q": self.longest, "max_seqlen_k": self.longest}
+        )
         out = cynosure.attention(q, k, v, layout="thd", causal=True, cu_seqlens_q=cu, cu_seqlens_k=cu, **more)
         x = x + self.join(out.flatten(-2))
         result: torch.Tensor = x + self.down(gelu(self.up(self.mlp_norm(x))))
