@@ -23,18 +23,47 @@ struct RowStore {
   char* memory = nullptr;
   Index first_head = 0;  ///< of those in memory
 };
-inline RowTile row_tile_of(const BackwardPlan& plan, const RowStore& store, const Sequence& sequence, Index head,
-                           Index block) {
+/// layout: row_tile, or its twin for tiles.
+template <auto layout>
+auto row_block_of(const BackwardPlan& plan, const RowStore& store, const Sequence& sequence, Index head, Index block) {
   const Index blocks = ceil_div(sequence.q.valid, plan.block.rows);
   Arena arena(store.memory + ((head - store.first_head) * blocks + block) * plan.row_block_bytes);
-  return row_tile(plan, arena);
+  return layout(plan, arena);
 }
 inline RowStore shared_rows(const BackwardPlan& plan, Index b) {
   return {.memory = plan.rows + plan.first_row_block[b] * plan.row_block_bytes, .first_head = 0};
 }
 
+/// Of row r of a block: its LSE, and 0 for the others, which add_delta() sets. False: it attends nothing.
+template <class Tile>
+bool start_row(const BackwardInputs& in, const Side& side, Index i, Index head, Index r, const Tile& tile) {
+  tile.lse[r] = in.lse.data[number_of(in.lse, side, i, head)];
+  tile.delta[r] = 0;
+  tile.dlse[r] = 0;
+  return tile.lse[r] != -kInfinity;
+}
+
+/// product: dout . out. Returns what the row gives to the gradient of its sink.
+template <class Tile>
+double add_delta(const BackwardPlan& plan, const Side& side, Index i, Index head, Index r, float product,
+                 const Tile& tile) {
+  const Attention& call = *plan.call;
+  const BackwardInputs& in = *plan.inputs;
+  if (in.dlse.data != nullptr) tile.dlse[r] = in.dlse.data[number_of(in.dlse, side, i, head)];
+  tile.delta[r] = product - tile.dlse[r];
+  if (call.sinks.data == nullptr) return 0;
+  const double p = __builtin_exp(static_cast<double>(sink_of(call.sinks, head)) - static_cast<double>(tile.lse[r]));
+  return -p * static_cast<double>(tile.delta[r]);
+}
+
+inline void keep_dsink(const BackwardPlan& plan, const Sequence& sequence, Index head, Index block, double dsink) {
+  const Index blocks = ceil_div(sequence.q.valid, plan.block.rows);
+  plan.dsinks[plan.first_row_block[sequence.b] + head * blocks + block] = dsink;
+}
+
 template <class Isa>
-void prepare_rows(const BackwardPlan& plan, const Sequence& sequence, Index head, Index block, const RowTile& tile) {
+void prepare_rows(const BackwardPlan& plan, const Sequence& sequence, Index head, Index block, const RowTile& tile,
+                  const BackwardScratch& /*scratch*/) {
   const Attention& call = *plan.call;
   const BackwardInputs& in = *plan.inputs;
   const Side& side = sequence.q;
@@ -46,10 +75,7 @@ void prepare_rows(const BackwardPlan& plan, const Sequence& sequence, Index head
   for (Index r = 0; r < rows.count; ++r) {
     const Index i = rows.first + r;
     float* dout = tile.dout + r * ld_v;
-    tile.lse[r] = in.lse.data[number_of(in.lse, side, i, head)];
-    tile.delta[r] = 0;
-    tile.dlse[r] = 0;
-    if (tile.lse[r] == -kInfinity) {  // attends nothing: what came in as its gradient is ignored
+    if (!start_row(in, side, i, head, r, tile)) {  // what came in as its gradient is ignored
       fill<Isa>(dout, 0, round_up(call.head_dim_v, Isa::kLanes), 0.0F);
       continue;
     }
@@ -64,16 +90,10 @@ void prepare_rows(const BackwardPlan& plan, const Sequence& sequence, Index head
         Isa::store(dout + x, value);
       }
     });
-    if (in.dlse.data != nullptr) tile.dlse[r] = in.dlse.data[number_of(in.dlse, side, i, head)];
-    tile.delta[r] = Isa::sum(sum) - tile.dlse[r];
-    if (call.sinks.data != nullptr) {
-      const double p = __builtin_exp(static_cast<double>(sink_of(call.sinks, head)) - static_cast<double>(tile.lse[r]));
-      dsink -= p * static_cast<double>(tile.delta[r]);
-    }
+    dsink += add_delta(plan, side, i, head, r, Isa::sum(sum), tile);
   }
   tile.finite[1] = finite.all() ? 1.0F : 0.0F;
-  const Index blocks = ceil_div(side.valid, plan.block.rows);
-  plan.dsinks[plan.first_row_block[sequence.b] + head * blocks + block] = dsink;
+  keep_dsink(plan, sequence, head, block, dsink);
   const bool queries_finite = pack_rows<Isa>(rows_of(call.q, side, rows.first, head, call.dtype), rows.count,
                                              call.head_dim_qk, call.scale, tile.q, ld_q);
   tile.finite[0] = queries_finite ? 1.0F : 0.0F;
@@ -81,14 +101,14 @@ void prepare_rows(const BackwardPlan& plan, const Sequence& sequence, Index head
 }
 
 template <class Isa>
-void finish_rows(const BackwardPlan& plan, const Sequence& sequence, Index head, Index block, const RowTile& tile) {
+void finish_rows(const BackwardPlan& plan, const Sequence& sequence, Index head, Index block, float* sums) {
   const Attention& call = *plan.call;
   const Output& dq = plan.gradients->dq;
   if (dq.data == nullptr) return;
   const KeyRange rows = row_range(sequence.q, block, plan.block.rows);
   const Index ld = leading(call.head_dim_qk);
   for (Index r = 0; r < rows.count; ++r) {
-    float* sum = tile.dq + r * ld;
+    float* sum = sums + r * ld;
     for (Index slot = 1; slot < plan.slots; ++slot) {
       const float* part = sum + slot * plan.block.rows * ld;
       for (Index x = 0; x < call.head_dim_qk; x += Isa::kLanes)
@@ -339,7 +359,7 @@ class SplitTask {
 
   void add(Index head, Index block) {
     const KeyRange rows = row_range(sequence_.q, block, plan_.block.rows);
-    const RowTile tile = row_tile_of(plan_, store_, sequence_, head, block);
+    const RowTile tile = row_block_of<row_tile>(plan_, store_, sequence_, head, block);
     if (!pairs_.compute(head, rows, tile)) return;
     const BackwardScratch& scratch = pairs_.scratch();
     const Index ld = leading(plan_.block.keys);
@@ -398,62 +418,74 @@ class SplitTask {
   Index ld_v_ = leading(call_.head_dim_v);
 };
 
-// --- tasks in parts
+// --- tasks, over the steps of this algorithm or of its twin in tiles
+
+template <class Isa>
+struct BackwardSteps {
+  using Split = SplitTask<Isa>;
+  static constexpr auto layout = row_tile;
+  static constexpr auto scratch_of = backward_scratch;
+  static constexpr auto prepare = prepare_rows<Isa>;
+  static constexpr auto finish = finish_rows<Isa>;
+};
 
 /// The block of rows of a numbered task: function(sequence, head, block, tile).
-template <class Function>
+template <class Steps, class Function>
 void with_row_block(const BackwardPlan& plan, Index task, const Function& function) {
   const Index b = find_sequence(plan.first_row_block, plan.call->batch, task);
   const Sequence s = sequence(*plan.call, b);
   const Index local = task - plan.first_row_block[b];
   const Index blocks = ceil_div(s.q.valid, plan.block.rows);
   function(s, local / blocks, local % blocks,
-           row_tile_of(plan, shared_rows(plan, b), s, local / blocks, local % blocks));
+           row_block_of<Steps::layout>(plan, shared_rows(plan, b), s, local / blocks, local % blocks));
 }
 
-template <class Isa>
-void prepare_part(const BackwardPlan& plan, Index task, char*) {
-  with_row_block(plan, task, [&](const Sequence& s, Index head, Index block, const RowTile& tile) {
-    prepare_rows<Isa>(plan, s, head, block, tile);
+template <class Steps>
+void prepare_part(const BackwardPlan& plan, Index task, char* memory) {
+  Arena arena(memory);
+  const auto scratch = Steps::scratch_of(plan, arena);
+  with_row_block<Steps>(plan, task, [&](const Sequence& s, Index head, Index block, const auto& tile) {
+    Steps::prepare(plan, s, head, block, tile, scratch);
   });
 }
 
-template <class Isa>
+template <class Steps>
 void backward_part(const BackwardPlan& plan, Index task, char* memory) {
   Arena arena(memory);
   const Index kv_head = task / plan.splits % plan.call->kv_heads;
   const Index b = task / plan.splits / plan.call->kv_heads;
-  SplitTask<Isa>(plan, sequence(*plan.call, b), kv_head, task % plan.splits, shared_rows(plan, b),
-                 backward_scratch(plan, arena))
+  typename Steps::Split(plan, sequence(*plan.call, b), kv_head, task % plan.splits, shared_rows(plan, b),
+                        Steps::scratch_of(plan, arena))
       .run();
 }
 
-template <class Isa>
+template <class Steps>
 void finish_part(const BackwardPlan& plan, Index task, char*) {
-  with_row_block(plan, task, [&](const Sequence& s, Index head, Index block, const RowTile& tile) {
-    finish_rows<Isa>(plan, s, head, block, tile);
+  with_row_block<Steps>(plan, task, [&](const Sequence& s, Index head, Index block, const auto& tile) {
+    Steps::finish(plan, s, head, block, tile.dq);
   });
 }
 
 /// By heads: all steps for one key and value head.
-template <class Isa>
+template <class Steps>
 void backward_head(const BackwardPlan& plan, Index task, char* memory) {
   const Sequence s = sequence(*plan.call, task / plan.call->kv_heads);
   const Index kv_head = task % plan.call->kv_heads;
   Arena arena(memory);
-  const BackwardScratch scratch = backward_scratch(plan, arena);
+  const auto scratch = Steps::scratch_of(plan, arena);
   const RowStore store{.memory = arena.take<char>(plan.row_slots * plan.row_block_bytes),
                        .first_head = kv_head * plan.group};
   const Index blocks = ceil_div(s.q.valid, plan.block.rows);
   const auto for_each_row_block = [&](const auto& function) {
     for (Index head = store.first_head; head < store.first_head + plan.group; ++head)
-      for (Index block = 0; block < blocks; ++block) function(head, block, row_tile_of(plan, store, s, head, block));
+      for (Index block = 0; block < blocks; ++block)
+        function(head, block, row_block_of<Steps::layout>(plan, store, s, head, block));
   };
   for_each_row_block(
-      [&](Index head, Index block, const RowTile& tile) { prepare_rows<Isa>(plan, s, head, block, tile); });
-  for (Index split = 0; split < plan.splits; ++split) SplitTask<Isa>(plan, s, kv_head, split, store, scratch).run();
-  for_each_row_block(
-      [&](Index head, Index block, const RowTile& tile) { finish_rows<Isa>(plan, s, head, block, tile); });
+      [&](Index head, Index block, const auto& tile) { Steps::prepare(plan, s, head, block, tile, scratch); });
+  for (Index split = 0; split < plan.splits; ++split)
+    typename Steps::Split(plan, s, kv_head, split, store, scratch).run();
+  for_each_row_block([&](Index head, Index block, const auto& tile) { Steps::finish(plan, s, head, block, tile.dq); });
 }
 
 template <class Isa>
@@ -509,7 +541,7 @@ class TermTask {
 
   void add_block(const Sequence& s, Index head, Index block) {
     const KeyRange rows = row_range(s.q, block, plan_.block.rows);
-    if (!pairs_.compute(head, rows, row_tile_of(plan_, shared_rows(plan_, s.b), s, head, block))) return;
+    if (!pairs_.compute(head, rows, row_block_of<row_tile>(plan_, shared_rows(plan_, s.b), s, head, block))) return;
     const BackwardScratch& scratch = pairs_.scratch();
     float* line = scratch.line;  // all rows into one: a block is summed first, so that long sums stay accurate
     if (tiles_.all_rows) fill<Isa>(line, 0, ld_, 0.0F);

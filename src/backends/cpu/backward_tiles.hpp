@@ -34,12 +34,6 @@ inline RowTiles row_tiles(const BackwardPlan& plan, Arena& arena) {
           .finite = arena.take<float>(2),
           .dq = arena.take<float>(plan.slots * rows * leading(call.head_dim_qk))};
 }
-inline RowTiles row_tiles_of(const BackwardPlan& plan, const RowStore& store, const Sequence& sequence, Index head,
-                             Index block) {
-  const Index blocks = ceil_div(sequence.q.valid, plan.block.rows);
-  Arena arena(store.memory + ((head - store.first_head) * blocks + block) * plan.row_block_bytes);
-  return row_tiles(plan, arena);
-}
 
 struct TileBackwardScratch {
   Half *keys_t, *values_t, *keys, *p_rows, *ds_rows, *p, *ds, *lines, *tiles;
@@ -101,26 +95,16 @@ void prepare_row_tiles(const BackwardPlan& plan, const Sequence& sequence, Index
   double dsink = 0;
   for (Index r = 0; r < rows.count; ++r) {
     const Index i = rows.first + r;
-    tiles.lse[r] = in.lse.data[number_of(in.lse, side, i, head)];
-    tiles.delta[r] = 0;
-    tiles.dlse[r] = 0;
-    if (tiles.lse[r] == -kInfinity) continue;
+    if (!start_row(in, side, i, head, r, tiles)) continue;
     typename Isa::Float sum = Isa::zero();
     const char* dout = row_of(in.dout, side, i, head, call.dtype);
     const char* out = row_of(in.out, side, i, head, call.dtype);
     for (Index x = 0; x < call.head_dim_v; x += Isa::kLanes)
       sum = Isa::fma(load_part<Isa, DType::bfloat16>(dout, x, call.head_dim_v),
                      load_part<Isa, DType::bfloat16>(out, x, call.head_dim_v), sum);
-    if (in.dlse.data != nullptr) tiles.dlse[r] = in.dlse.data[number_of(in.dlse, side, i, head)];
-    tiles.delta[r] = Isa::sum(sum) - tiles.dlse[r];
-    if (call.sinks.data != nullptr) {
-      const double p =
-          __builtin_exp(static_cast<double>(sink_of(call.sinks, head)) - static_cast<double>(tiles.lse[r]));
-      dsink -= p * static_cast<double>(tiles.delta[r]);
-    }
+    dsink += add_delta(plan, side, i, head, r, Isa::sum(sum), tiles);
   }
-  const Index blocks = ceil_div(side.valid, plan.block.rows);
-  plan.dsinks[plan.first_row_block[sequence.b] + head * blocks + block] = dsink;
+  keep_dsink(plan, sequence, head, block, dsink);
 
   const auto query = [&](Index r) -> const char* {
     return r < rows.count ? row_of(call.q, side, rows.first + r, head, call.dtype) : nullptr;
@@ -193,7 +177,7 @@ class TileSplitTask {
 
   void add(Index head, Index block) {
     rows_ = row_range(sequence_.q, block, plan_.block.rows);
-    tiles_ = row_tiles_of(plan_, store_, sequence_, head, block);
+    tiles_ = row_block_of<row_tiles>(plan_, store_, sequence_, head, block);
     head_ = head;
     bool any = false;
     for (Index strip = 0; strip < rows_.count; strip += kStrip) any |= visit_strip(strip);
@@ -437,16 +421,9 @@ class TileSplitTask {
     const Index ld = leading(call_.head_dim_qk);
     float* dq = tiles_.dq + (slot * plan_.block.rows + strip) * ld;
     const Index steps = plan_.block.keys / kTileSteps;
-    if (!finite_) {
-      for (Index r = 0; r < kStrip; ++r)
-        for (Index j = columns.begin; j < columns.end; ++j) {
-          const float ds = from_bfloat16(scratch_.ds_rows[r * ld_halves_ + j]);
-          if (ds == 0) continue;
-          for (Index x = 0; x < call_.head_dim_qk; ++x)
-            dq[r * ld + x] += ds * interleaved_element(scratch_.keys, steps, j, x);
-        }
-      return;
-    }
+    if (!finite_)
+      return multiply_carefully(scratch_.ds_rows, ld_halves_, kStrip, columns.begin, columns.end, scratch_.keys, steps,
+                                call_.head_dim_qk, dq, ld);
     multiply<Isa>(unit_,
                   {.rows = 2,
                    .columns = tile_columns(call_.head_dim_qk),
@@ -495,71 +472,15 @@ class TileSplitTask {
   typename Isa::Tiles unit_;
 };
 
-/// The passes, as in backward.hpp.
-template <class Function>
-void with_row_tiles(const BackwardPlan& plan, Index task, const Function& function) {
-  const Index b = find_sequence(plan.first_row_block, plan.call->batch, task);
-  const Sequence s = sequence(*plan.call, b);
-  const Index local = task - plan.first_row_block[b];
-  const Index blocks = ceil_div(s.q.valid, plan.block.rows);
-  function(s, local / blocks, local % blocks,
-           row_tiles_of(plan, shared_rows(plan, b), s, local / blocks, local % blocks));
-}
-
+/// Steps and tasks are those of backward.hpp.
 template <class Isa>
-void finish_row_tiles(const BackwardPlan& plan, const Sequence& sequence, Index head, Index block,
-                      const RowTiles& tiles) {
-  RowTile rows{};
-  rows.dq = tiles.dq;
-  finish_rows<Isa>(plan, sequence, head, block, rows);
-}
-
-template <class Isa>
-void prepare_part_in_tiles(const BackwardPlan& plan, Index task, char* memory) {
-  Arena arena(memory);
-  const TileBackwardScratch scratch = tile_backward_scratch(plan, arena);
-  with_row_tiles(plan, task, [&](const Sequence& s, Index head, Index block, const RowTiles& tiles) {
-    prepare_row_tiles<Isa>(plan, s, head, block, tiles, scratch);
-  });
-}
-
-template <class Isa>
-void backward_part_in_tiles(const BackwardPlan& plan, Index task, char* memory) {
-  Arena arena(memory);
-  const Index kv_head = task / plan.splits % plan.call->kv_heads;
-  const Index b = task / plan.splits / plan.call->kv_heads;
-  TileSplitTask<Isa>(plan, sequence(*plan.call, b), kv_head, task % plan.splits, shared_rows(plan, b),
-                     tile_backward_scratch(plan, arena))
-      .run();
-}
-
-template <class Isa>
-void finish_part_in_tiles(const BackwardPlan& plan, Index task, char*) {
-  with_row_tiles(plan, task, [&](const Sequence& s, Index head, Index block, const RowTiles& tiles) {
-    finish_row_tiles<Isa>(plan, s, head, block, tiles);
-  });
-}
-
-template <class Isa>
-void backward_head_in_tiles(const BackwardPlan& plan, Index task, char* memory) {
-  const Sequence s = sequence(*plan.call, task / plan.call->kv_heads);
-  const Index kv_head = task % plan.call->kv_heads;
-  Arena arena(memory);
-  const TileBackwardScratch scratch = tile_backward_scratch(plan, arena);
-  const RowStore store{.memory = arena.take<char>(plan.row_slots * plan.row_block_bytes),
-                       .first_head = kv_head * plan.group};
-  const Index blocks = ceil_div(s.q.valid, plan.block.rows);
-  const auto for_each_row_block = [&](const auto& function) {
-    for (Index head = store.first_head; head < store.first_head + plan.group; ++head)
-      for (Index block = 0; block < blocks; ++block) function(head, block, row_tiles_of(plan, store, s, head, block));
-  };
-  for_each_row_block([&](Index head, Index block, const RowTiles& tiles) {
-    prepare_row_tiles<Isa>(plan, s, head, block, tiles, scratch);
-  });
-  for (Index split = 0; split < plan.splits; ++split) TileSplitTask<Isa>(plan, s, kv_head, split, store, scratch).run();
-  for_each_row_block(
-      [&](Index head, Index block, const RowTiles& tiles) { finish_row_tiles<Isa>(plan, s, head, block, tiles); });
-}
+struct TileBackwardSteps {
+  using Split = TileSplitTask<Isa>;
+  static constexpr auto layout = row_tiles;
+  static constexpr auto scratch_of = tile_backward_scratch;
+  static constexpr auto prepare = prepare_row_tiles<Isa>;
+  static constexpr auto finish = finish_rows<Isa>;
+};
 
 }  // namespace
 }  // namespace cynosure::cpu

@@ -87,10 +87,10 @@ Index transposed_panel(Index columns) {
 
 template <class Isa>
 void pack_key_tile(const ForwardPlan& plan, const Sequence& sequence, Index kv_head, KeyRange keys, const KeyTile& tile,
-                   float* lines) {
+                   const ForwardScratch& scratch) {
   const Attention& call = *plan.call;
   pack_transposed<Isa>(rows_of(call.k, sequence.k, keys.first, kv_head, call.dtype), keys.count, call.head_dim_qk,
-                       tile.keys, transposed_panel<Isa>(call.head_dim_qk), lines);
+                       tile.keys, transposed_panel<Isa>(call.head_dim_qk), scratch.row);
   const bool finite = pack_panels<Isa>(rows_of(call.v, sequence.k, keys.first, kv_head, call.dtype), keys.count,
                                        call.head_dim_v, tile.values, plan.block.keys * kPanel<Isa>);
   *tile.finite = finite ? 1.0F : 0.0F;
@@ -100,8 +100,9 @@ inline KeyRange key_range(const Sequence& sequence, Index block, Index size) {
   return {.first = block * size, .count = least(size, sequence.k.valid - block * size)};
 }
 
-/// In parts: a task packs one block of keys of one head.
-template <class Isa>
+/// In parts: a task packs one block of keys of one head. pack: pack_key_tile, or its twin for tiles; tile_of and
+/// scratch_of: its layouts.
+template <auto pack, auto tile_of, auto scratch_of>
 void pack_keys(const ForwardPlan& plan, Index task, char* scratch) {
   const Attention& call = *plan.call;
   const Index b = find_sequence(plan.first_key_block, call.batch, task / call.kv_heads);
@@ -111,7 +112,7 @@ void pack_keys(const ForwardPlan& plan, Index task, char* scratch) {
   const Index local = task - plan.first_key_block[b] * call.kv_heads;
   const Index blocks = ceil_div(s.k.valid, plan.block.keys);
   const KeyRange keys = key_range(s, local % blocks, plan.block.keys);
-  pack_key_tile<Isa>(plan, s, local / blocks, keys, key_tile(plan, packed), forward_scratch(plan, arena).row);
+  pack(plan, s, local / blocks, keys, tile_of(plan, packed), scratch_of(plan, arena));
 }
 
 /// Where packed blocks of keys of one head are. By heads they are packed when first needed, into one slot each or, when
@@ -316,7 +317,7 @@ class ForwardTask {
     Arena memory(store_.memory + slot * plan_.key_block_bytes);
     const KeyTile tile = key_tile(plan_, memory);
     if (store_.slots == 1 || (store_.slots != 0 && store_.packed[slot] == 0)) {
-      pack_key_tile<Isa>(plan_, sequence_, kv_head_, keys, tile, scratch_.row);
+      pack_key_tile<Isa>(plan_, sequence_, kv_head_, keys, tile, scratch_);
       if (store_.slots != 1) store_.packed[slot] = 1;
     }
     return tile;
@@ -555,8 +556,8 @@ void combine_splits(const ForwardPlan& plan, Index task, char* memory) {
   });
 }
 
-/// In parts: one block of rows.
-template <class Isa>
+/// In parts: one block of rows. Task: ForwardTask, or its twin in tiles; scratch_of: what that keeps.
+template <class Task, auto scratch_of>
 void forward_part(const ForwardPlan& plan, Index task, char* memory) {
   const Index b = find_sequence(plan.first_task, plan.call->batch, task);
   const Sequence s = sequence(*plan.call, b);
@@ -565,25 +566,23 @@ void forward_part(const ForwardPlan& plan, Index task, char* memory) {
   const Index kv_head = local / count;
   const Index first = plan.first_key_block[b] * plan.call->kv_heads + kv_head * ceil_div(s.k.valid, plan.block.keys);
   Arena arena(memory);
-  ForwardTask<Isa>(plan, s, kv_head, local % count, {.memory = plan.keys + first * plan.key_block_bytes},
-                   forward_scratch(plan, arena))
+  Task(plan, s, kv_head, local % count, {.memory = plan.keys + first * plan.key_block_bytes}, scratch_of(plan, arena))
       .run();
 }
 
 /// By heads: all rows of one.
-template <class Isa>
+template <class Task, auto scratch_of>
 void forward_head(const ForwardPlan& plan, Index task, char* memory) {
   const Sequence s = sequence(*plan.call, task / plan.call->kv_heads);
   const Index count = row_blocks(plan, s.q.valid).count;
   Arena arena(memory);
-  const ForwardScratch scratch = forward_scratch(plan, arena);
+  const auto scratch = scratch_of(plan, arena);
   KeyStore store;
   store.packed = arena.take<unsigned char>(plan.key_slots);
   store.memory = arena.take<char>(plan.key_slots * plan.key_block_bytes);
   store.slots = count == 1 ? 1 : plan.key_slots;
   for (Index slot = 0; slot < plan.key_slots; ++slot) store.packed[slot] = 0;
-  for (Index part = 0; part < count; ++part)
-    ForwardTask<Isa>(plan, s, task % plan.call->kv_heads, part, store, scratch).run();
+  for (Index part = 0; part < count; ++part) Task(plan, s, task % plan.call->kv_heads, part, store, scratch).run();
 }
 
 }  // namespace

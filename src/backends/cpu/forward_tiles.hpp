@@ -68,13 +68,13 @@ inline TileScratch tile_scratch(const ForwardPlan& plan, Arena& arena) {
 
 template <class Isa>
 void pack_key_tiles(const ForwardPlan& plan, const Sequence& sequence, Index kv_head, KeyRange keys,
-                    const KeyTiles& tiles, Half* lines) {
+                    const KeyTiles& tiles, const TileScratch& scratch) {
   const Attention& call = *plan.call;
   pack_transposed_tiles<Isa>(rows_of(call.k, sequence.k, keys.first, kv_head, call.dtype), keys.count, call.head_dim_qk,
-                             tiles.keys, lines);
+                             tiles.keys, scratch.lines);
   const Rows values = rows_of(call.v, sequence.k, keys.first, kv_head, call.dtype);
   const bool finite = pack_interleaved_tiles<Isa>(keys.count, call.head_dim_v, plan.block.keys / kTileSteps,
-                                                  tiles.values, lines, rows_behind(values, keys.count));
+                                                  tiles.values, scratch.lines, rows_behind(values, keys.count));
   *tiles.finite = finite ? 1.0F : 0.0F;
 }
 
@@ -132,7 +132,7 @@ class TileForwardTask {
     Arena memory(store_.memory + slot * plan_.key_block_bytes);
     const KeyTiles tiles = key_tiles(plan_, memory);
     if (store_.slots == 1 || (store_.slots != 0 && store_.packed[slot] == 0)) {
-      pack_key_tiles<Isa>(plan_, sequence_, kv_head_, keys, tiles, scratch_.lines);
+      pack_key_tiles<Isa>(plan_, sequence_, kv_head_, keys, tiles, scratch_);
       if (store_.slots != 1) store_.packed[slot] = 1;
     }
     return tiles;
@@ -184,8 +184,10 @@ class TileForwardTask {
                           .c = scratch_.scores + columns.begin,
                           .ldc = ld_scores_});
     soften(strip, columns, keys);
-    if (*tiles.finite == 0) return multiply_carefully(strip, columns, tiles);
     const Index steps = plan_.block.keys / kTileSteps;
+    if (*tiles.finite == 0)
+      return multiply_carefully(scratch_.probabilities, ld_probabilities_, kStrip, columns.begin, columns.end,
+                                tiles.values, steps, call_.head_dim_v, scratch_.out + strip * ld_out_, ld_out_);
     multiply<Isa>(unit_,
                   {.rows = 2,
                    .columns = tile_columns(call_.head_dim_v),
@@ -198,18 +200,6 @@ class TileForwardTask {
                    .c = scratch_.out + strip * ld_out_,
                    .ldc = ld_out_,
                    .sum = true});
-  }
-
-  /// Values that are not finite: 0 times them is 0.
-  void multiply_carefully(Index strip, Columns columns, const KeyTiles& tiles) {
-    const Index steps = plan_.block.keys / kTileSteps;
-    for (Index r = strip; r < strip + kStrip; ++r)
-      for (Index j = columns.begin; j < columns.end; ++j) {
-        const float p = from_bfloat16(scratch_.probabilities[(r - strip) * ld_probabilities_ + j]);
-        if (p == 0) continue;
-        for (Index x = 0; x < call_.head_dim_v; ++x)
-          scratch_.out[r * ld_out_ + x] += p * interleaved_element(tiles.values, steps, j, x);
-      }
   }
 
   /// Rows of q k^T become probabilities. First the references of all rows, then all exponentials: a row waits for its
@@ -333,49 +323,6 @@ class TileForwardTask {
   Index ld_out_ = leading(call_.head_dim_v);
   typename Isa::Tiles unit_;
 };
-
-/// The passes, as in forward.hpp.
-template <class Isa>
-void pack_keys_in_tiles(const ForwardPlan& plan, Index task, char* scratch) {
-  const Attention& call = *plan.call;
-  const Index b = find_sequence(plan.first_key_block, call.batch, task / call.kv_heads);
-  const Sequence s = sequence(call, b);
-  Arena arena(scratch);
-  Arena packed(plan.keys + task * plan.key_block_bytes);
-  const Index local = task - plan.first_key_block[b] * call.kv_heads;
-  const Index blocks = ceil_div(s.k.valid, plan.block.keys);
-  const KeyRange keys = key_range(s, local % blocks, plan.block.keys);
-  pack_key_tiles<Isa>(plan, s, local / blocks, keys, key_tiles(plan, packed), tile_scratch(plan, arena).lines);
-}
-
-template <class Isa>
-void forward_part_in_tiles(const ForwardPlan& plan, Index task, char* memory) {
-  const Index b = find_sequence(plan.first_task, plan.call->batch, task);
-  const Sequence s = sequence(*plan.call, b);
-  const Index local = task - plan.first_task[b];
-  const Index count = row_blocks(plan, s.q.valid).count;
-  const Index kv_head = local / count;
-  const Index first = plan.first_key_block[b] * plan.call->kv_heads + kv_head * ceil_div(s.k.valid, plan.block.keys);
-  Arena arena(memory);
-  TileForwardTask<Isa>(plan, s, kv_head, local % count, {.memory = plan.keys + first * plan.key_block_bytes},
-                       tile_scratch(plan, arena))
-      .run();
-}
-
-template <class Isa>
-void forward_head_in_tiles(const ForwardPlan& plan, Index task, char* memory) {
-  const Sequence s = sequence(*plan.call, task / plan.call->kv_heads);
-  const Index count = row_blocks(plan, s.q.valid).count;
-  Arena arena(memory);
-  const TileScratch scratch = tile_scratch(plan, arena);
-  KeyStore store;
-  store.packed = arena.take<unsigned char>(plan.key_slots);
-  store.memory = arena.take<char>(plan.key_slots * plan.key_block_bytes);
-  store.slots = count == 1 ? 1 : plan.key_slots;
-  for (Index slot = 0; slot < plan.key_slots; ++slot) store.packed[slot] = 0;
-  for (Index part = 0; part < count; ++part)
-    TileForwardTask<Isa>(plan, s, task % plan.call->kv_heads, part, store, scratch).run();
-}
 
 }  // namespace
 }  // namespace cynosure::cpu

@@ -59,15 +59,15 @@ constexpr Kernels kernel_table() noexcept {
           .forward_scratch_bytes = bytes_of_layout<forward_scratch, ForwardPlan>,
           .row_block_bytes = bytes_of_layout<row_tile, BackwardPlan>,
           .backward_scratch_bytes = bytes_of_layout<backward_scratch, BackwardPlan>,
-          .forward_head = forward_head<Isa>,
-          .pack_keys = pack_keys<Isa>,
-          .forward_part = forward_part<Isa>,
+          .forward_head = forward_head<ForwardTask<Isa>, forward_scratch>,
+          .pack_keys = pack_keys<pack_key_tile<Isa>, key_tile, forward_scratch>,
+          .forward_part = forward_part<ForwardTask<Isa>, forward_scratch>,
           .forward_split = forward_split<Isa>,
           .combine_splits = combine_splits<Isa>,
-          .backward_head = backward_head<Isa>,
-          .prepare_part = prepare_part<Isa>,
-          .backward_part = backward_part<Isa>,
-          .finish_part = finish_part<Isa>,
+          .backward_head = backward_head<BackwardSteps<Isa>>,
+          .prepare_part = prepare_part<BackwardSteps<Isa>>,
+          .backward_part = backward_part<BackwardSteps<Isa>>,
+          .finish_part = finish_part<BackwardSteps<Isa>>,
           .term_gradient = term_gradient<Isa>};
 }
 

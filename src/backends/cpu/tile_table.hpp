@@ -33,16 +33,16 @@ constexpr Kernels tile_table() noexcept {
   table.forward_blocks = tile_forward_blocks<Isa>;
   table.key_block_bytes = bytes_of_layout<key_tiles, ForwardPlan>;
   table.forward_scratch_bytes = bytes_of_layout<tile_scratch, ForwardPlan>;
-  table.forward_head = forward_head_in_tiles<Isa>;
-  table.pack_keys = pack_keys_in_tiles<Isa>;
-  table.forward_part = forward_part_in_tiles<Isa>;
+  table.forward_head = forward_head<TileForwardTask<Isa>, tile_scratch>;
+  table.pack_keys = pack_keys<pack_key_tiles<Isa>, key_tiles, tile_scratch>;
+  table.forward_part = forward_part<TileForwardTask<Isa>, tile_scratch>;
   table.backward_blocks = tile_backward_blocks<Isa>;
   table.row_block_bytes = bytes_of_layout<row_tiles, BackwardPlan>;
   table.backward_scratch_bytes = bytes_of_layout<tile_backward_scratch, BackwardPlan>;
-  table.backward_head = backward_head_in_tiles<Isa>;
-  table.prepare_part = prepare_part_in_tiles<Isa>;
-  table.backward_part = backward_part_in_tiles<Isa>;
-  table.finish_part = finish_part_in_tiles<Isa>;
+  table.backward_head = backward_head<TileBackwardSteps<Isa>>;
+  table.prepare_part = prepare_part<TileBackwardSteps<Isa>>;
+  table.backward_part = backward_part<TileBackwardSteps<Isa>>;
+  table.finish_part = finish_part<TileBackwardSteps<Isa>>;
   return table;
 }
 

@@ -192,5 +192,18 @@ inline float interleaved_element(const Half* tiles, Index steps, Index row, Inde
                              row % kTileSteps / 2 * kTileSteps + column % kTileColumns * 2 + row % 2]);
 }
 
+/// C += A B where 0 times anything is 0, from rows of A and interleaved tiles of B, for depth begin to end. Slow: only
+/// for a B that holds NaN or infinity. `steps`: tiles of B for each 16 columns.
+inline void multiply_carefully(const Half* a, Index lda, Index rows, Index begin, Index end, const Half* b, Index steps,
+                               Index columns, float* c, Index ldc) {
+  for (Index r = 0; r < rows; ++r)
+    for (Index j = begin; j < end; ++j) {
+      const float x = from_bfloat16(a[r * lda + j]);
+      if (x == 0) continue;
+      for (Index column = 0; column < columns; ++column)
+        c[r * ldc + column] += x * interleaved_element(b, steps, j, column);
+    }
+}
+
 }  // namespace
 }  // namespace cynosure::cpu
