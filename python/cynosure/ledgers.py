@@ -146,12 +146,12 @@ class Ledger:
 
 def ledger() -> Ledger:
     """What operators decided in this process so far, in eager and compiled code, forward and backward."""
+    rows, unlisted, *builds = _core.ledger_snapshot()
     entries = [
         Entry(decision_of(key, (batch, q, k), word, device, None), forward, backward)
-        for key, batch, q, k, word, device, forward, backward in _core.ledger_rows()
+        for key, batch, q, k, word, device, forward, backward in rows
     ]
-    builds = (PlanBuilds(*row) for row in _core.ledger_plan_builds())
-    return Ledger(tuple(entries), _core.ledger_unlisted(), *builds)
+    return Ledger(tuple(entries), unlisted, *(PlanBuilds(*build) for build in builds))
 
 
 def clear() -> None:

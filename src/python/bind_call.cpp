@@ -71,15 +71,23 @@ void call_sink(const Decision& decision, Direction direction) {
   }
 }
 
-nb::list ledger_rows() {
+/// (count, seconds, seconds of the longest).
+nb::tuple plan_builds(const PlanBuilds& builds) {
+  const auto seconds = [](std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); };
+  return nb::make_tuple(builds.count, seconds(builds.total), seconds(builds.longest));
+}
+
+nb::tuple ledger_snapshot() {
+  const LedgerSnapshot snapshot = ledger();
   nb::list rows;
-  for (const LedgerEntry& entry : ledger().entries) {
+  for (const LedgerEntry& entry : snapshot.entries) {
     const Problem& p = entry.decision.problem();
     rows.append(nb::make_tuple(to_bytes(p.features), p.lengths.batch, p.lengths.seqlen_q, p.lengths.seqlen_k,
                                word_of(entry.decision.settings()), to_bytes(entry.decision.device()), entry.forward,
                                entry.backward));
   }
-  return rows;
+  return nb::make_tuple(rows, snapshot.unlisted, plan_builds(snapshot.plan_builds[0]),
+                        plan_builds(snapshot.plan_builds[1]));
 }
 
 }  // namespace
@@ -96,21 +104,8 @@ void bind_call(nb::module_& m) {
       },
       "(0 none, 1 ValueError, 2 TypeError or 3 NoBackendError, the text) of what an operator of this thread threw "
       "last.");
-  m.def("ledger_rows", &ledger_rows);
-  m.def("ledger_unlisted", [] { return ledger().unlisted; });
-  m.def(
-      "ledger_plan_builds",
-      [] {
-        const auto row = [](const PlanBuilds& builds) {
-          const auto seconds = [](std::chrono::nanoseconds time) {
-            return std::chrono::duration<double>(time).count();
-          };
-          return nb::make_tuple(builds.count, seconds(builds.total), seconds(builds.longest));
-        };
-        const LedgerSnapshot snapshot = ledger();
-        return nb::make_tuple(row(snapshot.plan_builds[0]), row(snapshot.plan_builds[1]));
-      },
-      "(count, seconds, seconds of the longest) of the plans built for forward, and for backward.");
+  m.def("ledger_snapshot", &ledger_snapshot,
+        "(rows, calls that are not listed, plan builds of forward, of backward), all of one moment.");
   m.def("clear_ledger", &clear_ledger);
   m.def(
       "set_ledger_sink",

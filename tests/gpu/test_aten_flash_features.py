@@ -8,22 +8,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cases import Case, edges, one_at_a_time, pairwise, random_cases
-from checks import check
-
-import cynosure
+from cases import Case
+from features import all_cases, check_or_skip, dim_of_eights, half
 
 
 def suited(case: Case, number: int) -> Case:
     """The nearest case that torch's FlashAttention 2 may take."""
-    dtype = case.dtype if case.dtype in ("bfloat16", "float16") else ("bfloat16", "float16")[number % 2]
     lengths = case.lengths if case.ragged else "full"
     # A masked weight is 0 there, and 0 times NaN is NaN: only what lies behind the lengths is never read.
     poison = case.poison and not case.causal and case.window == (-1, -1) and lengths != "full"
-    dim = -(-case.dqk // 8) * 8
+    dim = dim_of_eights(case.dqk)
     return replace(
         case,
-        dtype=dtype,
+        dtype=half(case, number),
         dqk=dim,
         dv=dim,
         lengths=lengths,
@@ -66,21 +63,6 @@ def by_hand() -> list[Case]:
     ]
 
 
-def cases() -> list[Case]:
-    found = [
-        *by_hand(),
-        *one_at_a_time(),
-        *edges(),
-        *pairwise(),
-        *random_cases(150, seed=31),
-        *random_cases(100, 32, 300),
-    ]
-    return list(dict.fromkeys(suited(case, n) for n, case in enumerate(found)))
-
-
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", all_cases(by_hand(), suited, seed=31), ids=str)
 def test_every_feature(case: Case) -> None:
-    try:
-        check(case, "aten_flash", "cuda")
-    except cynosure.NoBackendError as error:
-        pytest.skip(str(error).partition("\n")[0])
+    check_or_skip(case, "aten_flash")

@@ -7,21 +7,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cases import Case, edges, one_at_a_time, pairwise, random_cases
-from checks import check
-
-import cynosure
+from cases import Case
+from features import all_cases, check_or_skip, dim_of_eights, half
 
 
 def suited(case: Case, number: int) -> Case:
     """The nearest case that cuDNN may take."""
-    dtype = case.dtype if case.dtype in ("bfloat16", "float16") else ("bfloat16", "float16")[number % 2]
     lse = "returned" if case.lse == "grad" else case.lse
     # A masked weight is 0 there, and 0 times NaN is NaN: only what lies behind the lengths is never read.
     inside = case.mask or case.causal or case.window != (-1, -1)
     poison = case.poison and not inside and case.lengths != "full"
-    case = replace(case, dqk=-(-case.dqk // 8) * 8, dv=-(-case.dv // 8) * 8)
-    return replace(case, dtype=dtype, lse=lse, softcap=0.0, poison=poison)
+    case = replace(case, dqk=dim_of_eights(case.dqk), dv=dim_of_eights(case.dv))
+    return replace(case, dtype=half(case, number), lse=lse, softcap=0.0, poison=poison)
 
 
 def ragged_memory() -> list[Case]:
@@ -34,21 +31,6 @@ def ragged_memory() -> list[Case]:
     ]
 
 
-def cases() -> list[Case]:
-    found = [
-        *ragged_memory(),
-        *one_at_a_time(),
-        *edges(),
-        *pairwise(),
-        *random_cases(150, seed=21),
-        *random_cases(100, 22, 300),
-    ]
-    return list(dict.fromkeys(suited(case, n) for n, case in enumerate(found)))
-
-
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", all_cases(ragged_memory(), suited, seed=21), ids=str)
 def test_every_feature(case: Case) -> None:
-    try:
-        check(case, "cudnn", "cuda")
-    except cynosure.NoBackendError as error:
-        pytest.skip(str(error).partition("\n")[0])
+    check_or_skip(case, "cudnn")

@@ -7,15 +7,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 import cynosure
-from cynosure._demo.model import HEAD_DIM, HEADS
+from cynosure._demo.model import HEAD_DIM, HEADS, attend, longest_on
 from cynosure._demo.stage import claim
-from cynosure._demo.text import LONGEST, Batch
+from cynosure._demo.text import Batch
 from cynosure._demo.training import Counted
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -39,9 +38,7 @@ def one_by_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[
 
 def ragged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor) -> torch.Tensor:
     """[T, H, D], one call."""
-    most: dict[str, Any] = {} if q.device.type == "cpu" else {"max_seqlen_q": LONGEST, "max_seqlen_k": LONGEST}
-    out: torch.Tensor = cynosure.attention(q, k, v, layout="thd", causal=True, cu_seqlens_q=cu, cu_seqlens_k=cu, **most)
-    return out
+    return attend(q, k, v, cu, longest_on(q.device.type))
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.nn.functional import cross_entropy, gelu
 
@@ -13,6 +11,27 @@ from cynosure._demo.text import LONGEST, VOCABULARY
 
 LAYERS, HEADS, HEAD_DIM = 2, 4, 32
 WIDTH = HEADS * HEAD_DIM
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, longest: int | None) -> torch.Tensor:
+    """[T, H, D], one call for sequences of any lengths up to `longest`."""
+    out: torch.Tensor = cynosure.attention(
+        q,
+        k,
+        v,
+        layout="thd",
+        causal=True,
+        cu_seqlens_q=cu,
+        cu_seqlens_k=cu,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+    )
+    return out
+
+
+def longest_on(device: str) -> int | None:
+    """Lengths on a GPU are not read by the host, so their bound is stated there; else the number of tokens is it."""
+    return None if device == "cpu" else LONGEST
 
 
 class Layer(torch.nn.Module):
@@ -31,21 +50,13 @@ class Layer(torch.nn.Module):
     def forward(self, x: torch.Tensor, cu: torch.Tensor) -> torch.Tensor:
         """[T, WIDTH] -> [T, WIDTH]."""
         q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, HEADS, HEAD_DIM)).unbind(1)
-        more: dict[str, Any] = (
-            {} if self.longest is None else {"max_seqlen_q": self.longest, "max_seqlen_k": self.longest}
-        )
-        out = cynosure.attention(q, k, v, layout="thd", causal=True, cu_seqlens_q=cu, cu_seqlens_k=cu, **more)
-        x = x + self.join(out.flatten(-2))
+        x = x + self.join(attend(q, k, v, cu, self.longest).flatten(-2))
         result: torch.Tensor = x + self.down(gelu(self.up(self.mlp_norm(x))))
         return result
 
 
 class LanguageModel(torch.nn.Module):
-    """Bytes in, the loss of predicting the next ones out.
-
-    longest: bound of a sequence's length. Lengths on a GPU are not read by the host, so it has to be stated there, or
-    the number of tokens is the bound.
-    """
+    """Bytes in, the loss of predicting the next ones out. longest: see longest_on()."""
 
     def __init__(self, longest: int | None = None) -> None:
         super().__init__()

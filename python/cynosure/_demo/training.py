@@ -16,7 +16,6 @@ import torch
 
 import cynosure
 from cynosure._demo import model as models
-from cynosure._demo import text as texts
 from cynosure._demo.stage import set_variable
 from cynosure._demo.text import Batch, Corpus, draw
 
@@ -96,8 +95,7 @@ class Training:
         self.run = Run(name or compiler())
         self._random = random.Random(seed)
         self._counted = Counted(self.run.compiler)
-        longest = None if device == "cpu" else texts.LONGEST
-        self._model = models.LanguageModel(longest).to(device)
+        self._model = models.LanguageModel(models.longest_on(device)).to(device)
         self.run.parameters = sum(p.numel() for p in self._model.parameters())
         self._compiled = torch.compile(self._model, fullgraph=True, backend=self._counted)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=2e-3)

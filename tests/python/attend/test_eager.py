@@ -129,7 +129,7 @@ def test_memory_is_freed(way: str) -> None:
     assert node() is None
 
 
-def test_errors_have_their_types(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_have_their_types(way: str) -> None:
     q, k, v = qkv()
     with pytest.raises(ValueError, match=r"^k: "):
         cynosure.attention(q, k[:, :, :, :8], v)
@@ -137,6 +137,33 @@ def test_errors_have_their_types(way: str, monkeypatch: pytest.MonkeyPatch) -> N
         cynosure.attention(q.int().float()[0], k, v)
     with pytest.raises(TypeError, match=r"^v: "):
         cynosure.attention(q, k, 3)  # type: ignore[arg-type]
+
+
+def test_errors_of_a_backward_have_their_types(way: str) -> None:
+    """Also those that torch's engine carries through C++: of a mode of the user's, and our own."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Refusing(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "attention_backward" in str(func):
+                raise KeyError("of the user's")
+            return func(*args, **(kwargs or {}))
+
+    out = cynosure.attention(*qkv()).sum()
+    with Refusing(), pytest.raises(KeyError, match="of the user's"):
+        out.backward()
+
+    inputs = qkv()
+    calls = []
+
+    def unpack(t: Tensor) -> Tensor:  # the fourth saved tensor is the output
+        calls.append(t)
+        return t[:, :1] if len(calls) == 4 else t
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+        out = cynosure.attention(*inputs).sum()
+    with pytest.raises(ValueError, match=r"^out: "):
+        out.backward()
 
 
 def test_modes_see_the_operators(way: str) -> None:
