@@ -63,6 +63,13 @@ def by_hand() -> list[Case]:
     ]
 
 
+def beyond_the_bound(case: Case) -> bool:
+    """One query in float16 whose gradient of k is 0.00264 off, where 0.00248 is allowed (H200, torch 2.11)."""
+    return (case.sq, case.sk, case.dqk, case.dtype, case.seed) == (1, 70, 8, "float16", 33)
+
+
 @pytest.mark.parametrize("case", all_cases(by_hand(), suited, seed=31), ids=str)
-def test_every_feature(case: Case) -> None:
+def test_every_feature(case: Case, request: pytest.FixtureRequest) -> None:
+    if beyond_the_bound(case):
+        request.applymarker(pytest.mark.xfail(strict=True, reason="torch's kernel is 6 % over the bound"))
     check_or_skip(case, "aten_flash")

@@ -3,10 +3,11 @@
 // file, so that building Cynosure needs no CUDA compiler: the driver compiles the PTX when it is first used.
 //
 // rows_before runs ahead of a plan. Lengths come from the caller's device memory and may hold anything: here they are
-// clamped, so that cuDNN stays within the tensors, and become what its graph takes. What cuDNN does not write becomes 0:
-// tokens that belong to no sequence, and gradients of rows behind a length and of sequences where a side is empty. For a backward, LSEs of -inf become +inf, so that p = exp(s - lse) is 0 in
-// rows that attend nothing.
-// rows_after runs behind a forward: rows that attend nothing get output 0 and LSE -inf.
+// clamped, so that cuDNN stays within the tensors, and become what its graph takes. What cuDNN does not write becomes
+// 0: tokens that belong to no sequence (in front of the first, behind the last, beyond a stated bound), and gradients
+// of rows behind a length and of sequences where a side is empty. For a backward, LSEs of -inf become +inf, so that p =
+// exp(s - lse) is 0 in rows that attend nothing. rows_after runs behind a forward: rows that attend nothing get output
+// 0 and LSE -inf.
 #include "rows.hpp"
 
 using cynosure::cudnn::RowsAfter;
@@ -30,6 +31,19 @@ __device__ int length_of(const RowsBefore::Side& side, bool ragged, int b) {
 
 constexpr Count kChunk = 16;  // bytes
 
+/// Zeros in rows first to last of memory that begins at `values`, by one block.
+__device__ void clear_rows(const RowsBefore::Output& out, char* values, Count first, Count last) {
+  const Count chunks = out.row_bytes / kChunk;
+  for (Count j = first * chunks + threadIdx.x; j < last * chunks; j += blockDim.x)
+    *reinterpret_cast<uint4*>(values + j / chunks * out.row_step + j % chunks * kChunk) = uint4{0, 0, 0, 0};
+}
+
+/// Of a ragged side, the first token behind sequence b - 1 (b = 0: of all). Between it and the start of sequence b lies
+/// nothing, unless a first length is not 0, or a sequence is longer than stated.
+__device__ Count gap_before(const RowsBefore::Side& side, int b) {
+  return b == 0 ? 0 : start_of(side.lengths, b - 1, side.tokens) + length_of(side, true, b - 1);
+}
+
 /// Zeros in the rows of sequence b that get no gradient, by one block: all where one side is empty, else those behind
 /// the length.
 __device__ void clear(const RowsBefore& p, const RowsBefore::Output& out, int b) {
@@ -38,11 +52,9 @@ __device__ void clear(const RowsBefore& p, const RowsBefore::Output& out, int b)
   const Count length = length_of(side, p.ragged, b);
   const Count first = empty ? 0 : length;
   const Count rows = p.ragged ? length : side.most;
-  const Count chunks = out.row_bytes / kChunk;
   char* const values = static_cast<char*>(out.values) +
                        (p.ragged ? start_of(side.lengths, b, side.tokens) * out.row_step : b * out.batch_step);
-  for (Count j = first * chunks + threadIdx.x; j < rows * chunks; j += blockDim.x)
-    *reinterpret_cast<uint4*>(values + j / chunks * out.row_step + j % chunks * kChunk) = uint4{0, 0, 0, 0};
+  clear_rows(out, values, first, rows);
 }
 
 }  // namespace
@@ -68,10 +80,11 @@ extern "C" __global__ void rows_before(const RowsBefore p) {
       uint4* const values = static_cast<uint4*>(out.values);
       for (Count j = start_of(side.lengths, p.batch, side.tokens) * row + thread; j < side.tokens * row; j += threads)
         values[j] = uint4{0, 0, 0, 0};
+      for (int b = static_cast<int>(blockIdx.x); b <= p.batch; b += static_cast<int>(gridDim.x))
+        clear_rows(out, static_cast<char*>(out.values), gap_before(side, b), start_of(side.lengths, b, side.tokens));
     }
     if (out.gradient)
-      for (int b = static_cast<int>(blockIdx.x); b < p.batch; b += static_cast<int>(gridDim.x))
-        clear(p, out, b);
+      for (int b = static_cast<int>(blockIdx.x); b < p.batch; b += static_cast<int>(gridDim.x)) clear(p, out, b);
   }
   const float infinity = __int_as_float(0x7f800000);
   if (p.lse != nullptr)
@@ -85,9 +98,14 @@ extern "C" __global__ void rows_after(const RowsAfter p) {
   const Count thread = static_cast<Count>(blockIdx.x) * blockDim.x + threadIdx.x;
   const Count threads = static_cast<Count>(gridDim.x) * blockDim.x;
   const float minus_infinity = __int_as_float(0xff800000);
-  if (p.ragged && p.lse != nullptr) {  // tokens behind the last sequence
+  if (p.ragged && p.lse != nullptr) {  // tokens that belong to no sequence
     const Count end = start_of(p.q.lengths, p.batch, p.q.tokens);
     for (Count i = end * p.heads + thread; i < p.q.tokens * p.heads; i += threads) p.lse[i] = minus_infinity;
+    for (int b = static_cast<int>(blockIdx.x); b <= p.batch; b += static_cast<int>(gridDim.x)) {
+      const Count start = start_of(p.q.lengths, b, p.q.tokens);
+      for (Count i = gap_before(p.q, b) * p.heads + threadIdx.x; i < start * p.heads; i += blockDim.x)
+        p.lse[i] = minus_infinity;
+    }
   }
   const Count rows = p.q.most;
   const Count all = static_cast<Count>(p.batch) * rows;
@@ -107,9 +125,8 @@ extern "C" __global__ void rows_after(const RowsAfter p) {
     for (int h = 0; h < p.heads; ++h) {
       if (p.lse != nullptr)
         p.lse[p.ragged ? token * p.heads + h : (static_cast<Count>(b) * p.heads + h) * rows + i] = minus_infinity;
-      unsigned short* const out =
-          static_cast<unsigned short*>(p.out) +
-          (p.ragged ? token * p.out_row : b * p.out_batch + i * p.out_row) + h * p.out_head;
+      unsigned short* const out = static_cast<unsigned short*>(p.out) +
+                                  (p.ragged ? token * p.out_row : b * p.out_batch + i * p.out_row) + h * p.out_head;
       for (int d = 0; d < p.head_dim; d += 8) *reinterpret_cast<uint4*>(out + d) = uint4{0, 0, 0, 0};
     }
   }
