@@ -60,3 +60,13 @@ def test_hostile_lengths_stay_in_bounds(backend: str, cu: tuple[int, ...]) -> No
         assert gradient.isfinite().all()
         assert not gradient[:128].any()
         assert not gradient[256:].any()
+
+
+def test_sequences_longer_than_stated_leave_nothing_unwritten(backend: str) -> None:
+    q, k, v = tensors(256, 4, 64, grad=True)
+    cu = ints(0, 200, 256)
+    more = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 100, "max_seqlen_k": 100}
+    out, lse = cynosure.attention(q, k, v, layout="thd", backend=backend, return_lse=True, **more)
+    assert not lse.isnan().any()
+    for x in (out, *torch.autograd.grad(out, [q, k, v], torch.ones_like(out))):
+        assert x.isfinite().all()
