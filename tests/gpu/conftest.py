@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python" / "attend"))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "python" / "attend"), str(HERE / "shared")]
 
 if importlib.util.find_spec("torch") is None:
     collect_ignore_glob = ["*.py"]

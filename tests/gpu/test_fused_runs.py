@@ -18,7 +18,9 @@ pytestmark = pytest.mark.parametrize("backend", ["cudnn", "aten_flash"])
 @pytest.mark.parametrize("layout", ["bshd", "sbhd", "bhsd", "thd"])
 def test_compiled_calls_are_eager_ones(backend: str, layout: str) -> None:
     def model(q: Tensor, k: Tensor, v: Tensor, cu: Tensor | None) -> Any:
-        more = {} if cu is None else {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 192, "max_seqlen_k": 192}
+        more: dict[str, Any] = (
+            {} if cu is None else {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 192, "max_seqlen_k": 192}
+        )
         return cynosure.attention(q * 1.5, k, v, causal=True, layout=layout, backend=backend, **more)
 
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
@@ -51,7 +53,7 @@ def test_hostile_lengths_stay_in_bounds(backend: str, cu: tuple[int, ...]) -> No
     whole = tensors(384, 4, 64, grad=True)
     q, k, v = (x[128:256] for x in whole)
     starts = ints(*cu)
-    more = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 128, "max_seqlen_k": 128}
+    more: dict[str, Any] = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 128, "max_seqlen_k": 128}
     out = cynosure.attention(q, k, v, layout="thd", causal=True, backend=backend, **more)
     gradients = torch.autograd.grad(out, whole, torch.ones_like(out))
     torch.cuda.synchronize()
@@ -65,7 +67,7 @@ def test_hostile_lengths_stay_in_bounds(backend: str, cu: tuple[int, ...]) -> No
 def test_sequences_longer_than_stated_leave_nothing_unwritten(backend: str) -> None:
     q, k, v = tensors(256, 4, 64, grad=True)
     cu = ints(0, 200, 256)
-    more = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 100, "max_seqlen_k": 100}
+    more: dict[str, Any] = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 100, "max_seqlen_k": 100}
     out, lse = cynosure.attention(q, k, v, layout="thd", backend=backend, return_lse=True, **more)
     assert not lse.isnan().any()
     for x in (out, *torch.autograd.grad(out, [q, k, v], torch.ones_like(out))):
