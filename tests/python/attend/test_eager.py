@@ -14,6 +14,7 @@ from torch import Tensor
 
 import cynosure
 from cynosure import _operators
+from cynosure.device import OPERATORS
 
 WAYS = {"python": _operators._plain_in_python}
 if _operators.eager is not None:
@@ -28,7 +29,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     # The first call of a process, and the first after a variable has changed, takes the long way.
     q = torch.ones(1, 1, 1, 8)
     cynosure.attention(q, q, q)
-    return request.param
+    name: str = request.param
+    return name
 
 
 def qkv(*, heads: int = 2, kv_heads: int = 2, grad: bool = True) -> list[Tensor]:
@@ -38,7 +40,7 @@ def qkv(*, heads: int = 2, kv_heads: int = 2, grad: bool = True) -> list[Tensor]
 
 def test_this_build_has_it() -> None:
     """A build from source is for the torch it runs with; without this the cost lines are not what they say."""
-    built = sorted(_operators.OPERATORS.parent.glob("_eager_torch*"))
+    built = sorted(OPERATORS.parent.glob("_eager_torch*"))
     if not built:
         pytest.skip("built without _eager")
     assert _operators.eager is not None or torch.__version__.split("+")[0] not in built[0].name
@@ -53,7 +55,7 @@ def test_values_and_gradients(way: str) -> None:
     for causal in (False, True):
         q, k, v = qkv(heads=4)
         expected = torch.nn.functional.scaled_dot_product_attention(
-            *(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal, enable_gqa=True
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=causal, enable_gqa=True
         ).transpose(1, 2)
         out = cynosure.attention(q, k, v, causal=causal)
         assert torch.allclose(out, expected, atol=1e-5)
